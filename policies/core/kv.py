@@ -1,0 +1,205 @@
+"""The one owner of all block tables, as plain integers; both worlds index their memory by these ids."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from policies.core.errors import ContractError
+from policies.core.plan import Blocks, Grant, Transfer
+from policies.core.pool import BlockPool
+from policies.core.prefix import Content, PrefixCache
+from policies.core.request import RequestId
+
+
+class KvManager:
+    """Paged KV memory: a GPU pool with reference counts and a prefix cache, and a CPU tier.
+
+    A slot (static batching, Orca-Max) is a block of ``max_model_len`` tokens; reserving to the maximum is opening a
+    table with all its blocks at once. ``null_block`` leaves block 0 unused, as vLLM V1 does.
+    """
+
+    def __init__(
+        self,
+        num_gpu_blocks: int,
+        block_size: int,
+        *,
+        num_cpu_blocks: int = 0,
+        enable_prefix_caching: bool = False,
+        null_block: bool = False,
+    ) -> None:
+        first = 1 if null_block else 0
+        self.block_size = block_size
+        self.num_gpu_blocks = num_gpu_blocks
+        self.pool = BlockPool(num_gpu_blocks - first, first)
+        self.cpu_pool = BlockPool(num_cpu_blocks)
+        self.prefix_cache = PrefixCache() if enable_prefix_caching else None
+        self.tables: dict[RequestId, list[int]] = {}
+        self.cpu_tables: dict[RequestId, list[int]] = {}
+        self.in_transit: dict[int, Transfer] = {}
+        self._num_cached: dict[RequestId, int] = {}
+        self._transfers = 0
+
+    @property
+    def num_blocks(self) -> int:
+        """Usable GPU blocks."""
+        return self.pool.num_blocks
+
+    @property
+    def num_free(self) -> int:
+        """Free GPU blocks, those with cached content included."""
+        return self.pool.num_free
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Blocks that hold ``num_tokens``."""
+        return -(-num_tokens // self.block_size)
+
+    # -- tables ------------------------------------------------------------------------------------------------------
+
+    def open(self, request_id: RequestId, num_blocks: int, hits: Sequence[int] = ()) -> Blocks:
+        """New table of ``num_blocks`` blocks that starts with the cached blocks ``hits``; returns all its blocks."""
+        if hits:
+            self._share(hits)
+            table = [*hits, *self._take(num_blocks - len(hits))]
+            self._num_cached[request_id] = len(hits)
+        else:
+            table = self._take(num_blocks)
+        self.tables[request_id] = table
+        return tuple(table)
+
+    def extend(self, request_id: RequestId, count: int) -> Blocks:
+        """Append ``count`` new blocks to a table; returns them."""
+        new = self._take(count)
+        self.tables[request_id] += new
+        return tuple(new)
+
+    def grant(self, tables: Mapping[RequestId, list[int]]) -> list[Grant]:
+        """One more block for each of these tables (views of ``self.tables``), in order."""
+        new = self._take(len(tables))
+        grants = []
+        for (request_id, table), block in zip(tables.items(), new, strict=True):
+            table.append(block)
+            grants.append((request_id, (block,)))
+        return grants
+
+    def close(self, request_id: RequestId) -> None:
+        """Free a table from its last block to its first, so that the tail of a prefix is evicted first."""
+        table = self.tables.pop(request_id)
+        table.reverse()
+        self._release(request_id, table)
+
+    def _take(self, count: int) -> list[int]:
+        if count > self.pool.num_free:
+            raise ContractError(f"{count} KV blocks asked for, {self.pool.num_free} free")
+        blocks = self.pool.take(count)
+        if self.prefix_cache is not None:
+            self.prefix_cache.evict(blocks)
+        return blocks
+
+    def _release(self, request_id: RequestId, blocks: Sequence[int]) -> None:
+        cache = self.prefix_cache
+        if cache is not None and self._num_cached.pop(request_id, 0):
+            blocks = [block for block in blocks if cache.drop(block)]
+        self.pool.give_back(blocks)
+
+    # -- prefix cache ------------------------------------------------------------------------------------------------
+
+    def lookup(self, content: Content | None, num_tokens: int) -> list[int]:
+        """Cached blocks for the start of ``num_tokens`` tokens. The last token is always computed."""
+        if content is None or self.prefix_cache is None:
+            return []
+        limit = (num_tokens - 1) // self.block_size
+        return self.prefix_cache.lookup(content.hashes(limit), limit)
+
+    def can_open(self, num_blocks: int, hits: Sequence[int] = (), keep_free: int = 0) -> bool:
+        """True if a table of ``num_blocks`` with these hits fits and leaves ``keep_free`` blocks. A hit that lies in
+        the free queue counts as needed."""
+        needed = num_blocks - len(hits)
+        if hits and self.prefix_cache is not None:
+            needed += sum(map(self.prefix_cache.is_free, hits))
+        return needed <= self.pool.num_free - keep_free
+
+    def cache_blocks(self, request_id: RequestId, content: Content, num_tokens: int) -> None:
+        """Enter the full blocks of a request's first ``num_tokens`` tokens in the prefix cache."""
+        cache = self.prefix_cache
+        full = num_tokens // self.block_size
+        done = self._num_cached.get(request_id, 0)
+        if cache is None or full <= done:
+            return
+        table, hashes = self.tables[request_id], content.hashes(full)
+        for index in range(done, full):
+            cache.enter(table[index], hashes[index])
+        self._num_cached[request_id] = full
+
+    def _share(self, hits: Sequence[int]) -> None:
+        cache = self.prefix_cache
+        if cache is None:
+            raise ContractError("prefix hits without a prefix cache")
+        for block in hits:
+            if cache.is_free(block):
+                self.pool.withdraw(block)
+            cache.share(block)
+
+    # -- CPU tier ----------------------------------------------------------------------------------------------------
+
+    def swap_out(self, request_id: RequestId, *, blocking: bool = True) -> Transfer:
+        """Move a table to the CPU tier; its GPU blocks are free at once, or when a non-blocking transfer is done."""
+        src = self.tables.pop(request_id)
+        dst = self.cpu_pool.take(len(src))
+        self.cpu_tables[request_id] = dst
+        transfer = Transfer(self._next_key(), request_id, "out", tuple(src), tuple(dst), blocking)
+        if blocking:
+            self._release(request_id, src)
+        else:
+            self.in_transit[transfer.key] = transfer
+        return transfer
+
+    def swap_in(self, request_id: RequestId, *, blocking: bool = True) -> Transfer:
+        """Move a table back to the GPU; its CPU blocks are free at once, or when a non-blocking transfer is done."""
+        src = self.cpu_tables.pop(request_id)
+        dst = self._take(len(src))
+        self.tables[request_id] = dst
+        transfer = Transfer(self._next_key(), request_id, "in", tuple(src), tuple(dst), blocking)
+        if blocking:
+            self.cpu_pool.give_back(src)
+        else:
+            self.in_transit[transfer.key] = transfer
+        return transfer
+
+    def transfer_done(self, transfer: Transfer) -> None:
+        """A non-blocking transfer has ended: free its source."""
+        del self.in_transit[transfer.key]
+        if transfer.kind == "out":
+            self._release(transfer.id, transfer.src)
+        else:
+            self.cpu_pool.give_back(transfer.src)
+
+    def close_swapped(self, request_id: RequestId) -> None:
+        """Free a table of the CPU tier."""
+        self.cpu_pool.give_back(self.cpu_tables.pop(request_id))
+
+    def _next_key(self) -> int:
+        self._transfers += 1
+        return self._transfers
+
+    # -- checks ------------------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raise ContractError unless blocks are conserved on each tier and none is held twice unless shared."""
+        cache_refs = self.prefix_cache.references() if self.prefix_cache else {}
+        transit_gpu = [t.src for t in self.in_transit.values() if t.kind == "out"]
+        transit_cpu = [t.src for t in self.in_transit.values() if t.kind == "in"]
+        _conserved("GPU", self.pool, [*self.tables.values(), *transit_gpu], cache_refs)
+        _conserved("CPU", self.cpu_pool, [*self.cpu_tables.values(), *transit_cpu], {})
+
+
+def _conserved(tier: str, pool: BlockPool, holders: Sequence[Sequence[int]], refs: Mapping[int, int]) -> None:
+    held = Counter(block for table in holders for block in table)
+    free = pool.free_blocks()
+    for block, count in held.items():
+        if count != refs.get(block, 1):
+            raise ContractError(f"{tier} block {block} is in {count} tables, {refs.get(block, 1)} booked")
+    if len(free) != pool.num_free or len(set(free)) != len(free) or not held.keys().isdisjoint(free):
+        raise ContractError(f"{tier} free queue is inconsistent: {len(free)} entries, {pool.num_free} booked")
+    if len(free) + len(held) != pool.num_blocks:
+        raise ContractError(f"{tier} blocks lost: {len(free)} free + {len(held)} held of {pool.num_blocks}")

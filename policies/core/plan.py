@@ -1,0 +1,218 @@
+"""The values that cross the seam between a policy and the two worlds. All are frozen and hold plain numbers.
+
+A plan is a *delta* against the previous plan of the same lane: rows that decode go on decoding unless told otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import Literal, NamedTuple
+
+from policies.core.request import RequestId
+
+
+class Decode(Enum):
+    """Which of the decoding rows a step advances, unless a plan names their ids."""
+
+    ALL = "all"
+    NONE = "none"
+
+
+Blocks = tuple[int, ...]
+"""Physical block ids, in the order of the tokens they hold."""
+
+Grant = tuple[RequestId, Blocks]
+"""Blocks appended to the table of one request."""
+
+PreemptionMode = Literal["recompute", "swap"]
+
+
+class Chunk(NamedTuple):
+    """Prompt tokens (or recomputed tokens) of one request: ``num_tokens`` on top of ``start`` cached ones.
+
+    ``emits`` is True when the pass completes what is known of the request, so that the step yields its next token.
+    """
+
+    id: RequestId
+    start: int
+    num_tokens: int
+    emits: bool
+
+
+class Finish(NamedTuple):
+    """A request that ended. ``reason`` is one of:
+
+    ``stop`` made all its tokens; ``length`` cut at ``max_tokens`` or the model's length; ``prompt_too_long`` refused;
+    ``kv_capacity`` the pool can never hold it; ``abort`` the client went away.
+    """
+
+    id: RequestId
+    reason: str
+    num_output_tokens: int
+
+
+class Transfer(NamedTuple):
+    """Copy of KV blocks between tiers or replicas: ``src[i]`` to ``dst[i]``.
+
+    ``out`` GPU to CPU, ``in`` CPU to GPU. A ``blocking`` transfer ends before the step computes; any other is reported
+    by ``Policy.on_transfer_done`` and its blocks are in transit until then.
+    """
+
+    key: int
+    id: RequestId
+    kind: Literal["out", "in", "send", "recv"]
+    src: Blocks
+    dst: Blocks
+    blocking: bool
+
+
+class StepPlan(NamedTuple):
+    """What one step computes, as a delta against the previous plan of the same lane.
+
+    ``num_seqs``, ``sum_context`` and ``max_context`` describe the decoding rows the cost model is charged with, before
+    the step (context = tokens with KV); ``num_tokens`` counts every token computed. They may exceed the rows that
+    really decode (finished rows of a static batch, padding).
+    """
+
+    step: int
+    num_seqs: int
+    num_tokens: int
+    sum_context: int
+    max_context: int
+    decode: Decode | tuple[RequestId, ...] = Decode.ALL
+    chunks: tuple[Chunk, ...] = ()
+    joins: tuple[Grant, ...] = ()
+    """Requests that enter the batch (first time, resumed, or swapped in) with all their blocks, prefix hits included."""
+    grants: tuple[Grant, ...] = ()
+    leaves: tuple[RequestId, ...] = ()
+    """Requests that left the batch since the previous plan: finished, aborted, or preempted."""
+    preempted: tuple[tuple[RequestId, PreemptionMode], ...] = ()
+    rejected: tuple[Finish, ...] = ()
+    """Requests the policy ended by itself; what they produced counts."""
+    transfers: tuple[Transfer, ...] = ()
+    copies: tuple[tuple[int, int], ...] = ()
+    """Block copies on the GPU (source, destination), for copy-on-write."""
+    limited_by: str = "arrivals"
+    """Why nothing more was admitted: arrivals (nothing waits), max_num_seqs, token_budget, kv_blocks, batch, swapped."""
+    lane: int = 0
+
+    @property
+    def is_quiet(self) -> bool:
+        """True when the step decodes and does nothing else that takes time, so that it may start a quiet run."""
+        return self.decode is Decode.ALL and not self.chunks and not self.transfers and self.num_seqs > 0
+
+    @property
+    def changes_batch(self) -> bool:
+        """True when the decoding rows differ from those of the previous plan."""
+        return bool(self.joins or self.leaves or self.preempted)
+
+
+class Idle(NamedTuple):
+    """Nothing to compute. ``wake_at_s`` asks the driver to plan again at that time even if nothing happens."""
+
+    reason: str
+    wake_at_s: float | None = None
+    leaves: tuple[RequestId, ...] = ()
+    rejected: tuple[Finish, ...] = ()
+
+
+class Horizon(NamedTuple):
+    """How long the last plan may go on unasked: ``steps`` further steps in which the policy would decide nothing but
+    grants. With ``arrivals_matter`` False a new arrival would not change them either."""
+
+    steps: int
+    arrivals_matter: bool
+
+
+class QuietRun(NamedTuple):
+    """Closed form of the times of decode-only steps with constant rows.
+
+    Step i (from 0) lasts ``base_s + slope_s * (sum_context + i * num_seqs)``. Stepping and jumping evaluate the same
+    expression of ``end_s``; nothing is accumulated.
+    """
+
+    anchor_s: float
+    base_s: float
+    slope_s: float
+    sum_context: int
+    num_seqs: int
+
+    def end_s(self, steps: int) -> float:
+        """Time at which ``steps`` steps after the anchor are complete."""
+        tokens = steps * self.sum_context + self.num_seqs * (steps * (steps - 1) // 2)
+        return self.anchor_s + (self.base_s * steps + self.slope_s * tokens)
+
+    def steps_until(self, time_s: float, limit: int) -> int:
+        """Fewest steps (at least 1, at most ``limit``) whose end is at or after ``time_s``, by bisection."""
+        low, high = 1, limit
+        while low < high:
+            middle = (low + high) // 2
+            if self.end_s(middle) >= time_s:
+                high = middle
+            else:
+                low = middle + 1
+        return low
+
+
+class StepTime(NamedTuple):
+    """Duration of a step in seconds: host work before and after, the device (transfers that block it included)."""
+
+    host_before_s: float
+    device_s: float
+    host_after_s: float
+
+    @property
+    def total_s(self) -> float:
+        """Sum of the three."""
+        return self.host_before_s + self.device_s + self.host_after_s
+
+
+NO_EMITTED: Mapping[RequestId, int] = {}
+
+
+class StepResult(NamedTuple):
+    """What a backend reports of a plan. Silence means that each emitting row gave one token.
+
+    ``steps`` > 1 books that many steps of a quiet run at once; then ``run`` holds their times and ``first`` the index
+    in it of the first one. ``emitted`` lists exceptions only.
+    """
+
+    step: int
+    start_s: float
+    end_s: float
+    steps: int = 1
+    finished: tuple[Finish, ...] = ()
+    run: QuietRun | None = None
+    first: int = 0
+    time: StepTime | None = None
+    emitted: Mapping[RequestId, int] = NO_EMITTED
+    transfers_done: tuple[int, ...] = ()
+    lane: int = 0
+
+
+class BatchRow(NamedTuple):
+    """One row of a step in batch order: ``num_tokens`` computed on top of ``context`` cached ones."""
+
+    id: RequestId
+    num_tokens: int
+    context: int
+    emits: bool
+
+
+class Load(NamedTuple):
+    """Numbers of requests and blocks a policy holds now."""
+
+    waiting: int
+    running: int
+    swapped: int
+    free_blocks: int
+    free_cpu_blocks: int = 0
+
+
+class Queues(NamedTuple):
+    """The queues of a policy in order, as the decision logs list them."""
+
+    waiting: tuple[RequestId, ...]
+    running: tuple[RequestId, ...]
+    swapped: tuple[RequestId, ...] = ()

@@ -1,0 +1,72 @@
+"""Free queue of one tier's blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+_COMPACT_AT = 4096
+
+
+class BlockPool:
+    """Physical block ids, handed out from the head of a queue and given back at its tail.
+
+    A list with a head index instead of a linked list: taking and giving back are slices, so that reserving thousands of
+    blocks costs no more than a handful. A block taken out of the middle (a prefix hit) leaves a stale entry behind that
+    is passed over when it reaches the head. It always stands before the block's next entry.
+    """
+
+    __slots__ = ("_head", "_queue", "_stale", "num_blocks", "num_free")
+
+    def __init__(self, num_blocks: int, first: int = 0) -> None:
+        self.num_blocks = num_blocks
+        self.num_free = num_blocks
+        self._queue = list(range(first, first + num_blocks))
+        self._head = 0
+        self._stale: dict[int, int] = {}
+
+    def take(self, count: int) -> list[int]:
+        """``count`` blocks from the head; the caller has checked that ``num_free`` suffices."""
+        self.num_free -= count
+        if self._stale:
+            taken = [self._next() for _ in range(count)]
+        else:
+            head = self._head
+            self._head = head + count
+            taken = self._queue[head : head + count]
+        if self._head > _COMPACT_AT:
+            del self._queue[: self._head]
+            self._head = 0
+        return taken
+
+    def _next(self) -> int:
+        while True:
+            block = self._queue[self._head]
+            self._head += 1
+            pending = self._stale.get(block, 0)
+            if not pending:
+                return block
+            if pending == 1:
+                del self._stale[block]
+            else:
+                self._stale[block] = pending - 1
+
+    def give_back(self, blocks: Sequence[int]) -> None:
+        """Append free blocks at the tail, in the given order."""
+        self._queue.extend(blocks)
+        self.num_free += len(blocks)
+
+    def withdraw(self, block: int) -> None:
+        """Take one particular free block out of the queue."""
+        self._stale[block] = self._stale.get(block, 0) + 1
+        self.num_free -= 1
+
+    def free_blocks(self) -> list[int]:
+        """The free blocks in order; O(pool), for checks."""
+        stale = dict(self._stale)
+        free = []
+        for block in self._queue[self._head :]:
+            if stale.get(block, 0):
+                stale[block] -= 1
+            else:
+                free.append(block)
+        return free

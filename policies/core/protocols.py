@@ -1,0 +1,126 @@
+"""The interfaces between a policy and what surrounds it. Drivers own time; nothing here waits or reads a clock."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Protocol
+
+from policies.core.kv import KvManager
+from policies.core.plan import (
+    BatchRow,
+    Chunk,
+    Finish,
+    Grant,
+    Horizon,
+    Idle,
+    Load,
+    Queues,
+    StepPlan,
+    StepResult,
+    Transfer,
+)
+from policies.core.request import Request, RequestId
+
+
+class Services(Protocol):
+    """What a policy may ask about the world it runs in; both worlds answer from the same cost file."""
+
+    def step_time_s(
+        self, num_tokens: int, num_seqs: int, sum_context: int, max_context: int, chunks: Sequence[Chunk]
+    ) -> float:
+        """Seconds a step with these contents takes."""
+
+    def swap_time_s(self, num_bytes: int, pieces: int) -> float:
+        """Seconds one transfer of ``num_bytes`` in ``pieces`` copies takes, one way."""
+
+    def recompute_time_s(self, num_tokens: int, context: int) -> float:
+        """Seconds to compute ``num_tokens`` again on top of ``context`` cached ones."""
+
+    def predict_output_len(self, request: Request) -> int:
+        """Predicted number of output tokens; a pure function of (seed, request id)."""
+
+
+class Policy(ABC):
+    """Decides, step by step, which requests run. It sees integers and times, never tensors or true output lengths.
+
+    In a request's life: ``on_arrival``; then for each step ``schedule``, the backend runs the plan, ``on_step_end``.
+    Between plans of a quiet run the driver may book steps with ``skip`` instead. ``on_abort`` may come between any
+    two steps.
+    """
+
+    kv: KvManager
+
+    @abstractmethod
+    def on_arrival(self, request: Request) -> str | None:
+        """Queue a request, or return the reason why this engine refuses it at its door."""
+
+    @abstractmethod
+    def on_abort(self, request_id: RequestId) -> int:
+        """Forget a request and free its blocks; returns the number of output tokens it had produced."""
+
+    @abstractmethod
+    def schedule(self, now_s: float) -> StepPlan | Idle:
+        """Plan the next step: admit, chunk, preempt, resume, and book blocks."""
+
+    @abstractmethod
+    def on_step_end(self, result: StepResult) -> None:
+        """Book the tokens of ``result.steps`` steps of the last plan and free what finished, in this system's order."""
+
+    @abstractmethod
+    def skip(self, steps: int) -> Sequence[Grant]:
+        """Book the blocks of that many further steps of the last plan, which has run ``on_step_end`` not yet;
+        grants come in step order."""
+
+    @abstractmethod
+    def horizon(self) -> Horizon:
+        """How many steps beyond the last plan need no decision."""
+
+    @abstractmethod
+    def batch_order(self) -> list[BatchRow]:
+        """Every row of the last plan in batch order, before its ``on_step_end``; O(batch), for logs and checks."""
+
+    @abstractmethod
+    def load(self) -> Load:
+        """Numbers of requests and free blocks now; O(1)."""
+
+    def residues(self) -> tuple[tuple[int, ...], int]:
+        """Decoding rows by the residue (modulo the block size) of the step in which they need a new block, and the
+        residue of the step just planned. Empty when tables do not grow."""
+        return (), 0
+
+    @abstractmethod
+    def queues(self) -> Queues:
+        """The queues in order; O(requests), for logs and checks."""
+
+    def on_transfer_done(self, transfer: Transfer) -> None:  # noqa: B027  (most policies only make blocking ones)
+        """A non-blocking transfer of this policy has ended."""
+
+
+class Backend(Protocol):
+    """Runs plans. ``max_in_flight`` plans may be submitted before the first is collected."""
+
+    max_in_flight: int
+
+    def submit(self, plan: StepPlan) -> int:
+        """Start a plan; returns a ticket."""
+
+    def collect(self, ticket: int) -> StepResult:
+        """Wait for a plan's result."""
+
+
+class StepObserver(Protocol):
+    """Told what happens, in order; never changes it. Times are seconds of the driver's clock."""
+
+    def on_arrival(self, request: Request, now_s: float) -> None:
+        """A request was handed to the engine (``now_s`` >= ``request.arrival_s``)."""
+
+    def on_begin(self, plan: StepPlan, now_s: float, *, fresh: bool) -> None:
+        """A step is about to run: the first one of a ``fresh`` plan, or one that carries a quiet run on. The policy's
+        ``load`` and ``residues`` are as of this moment, its blocks booked."""
+
+    def on_step(self, plan: StepPlan, result: StepResult) -> None:
+        """``result.steps`` steps of ``plan`` were run, the first of them the one that began last."""
+
+    def on_finish(self, finish: Finish, now_s: float) -> None:
+        """A request ended and its client knows: after delivery, at rejection, or at abort."""

@@ -1,0 +1,193 @@
+"""State of the requests inside a policy, and the decoding rows that advance in lockstep."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from policies.core.kv import KvManager
+from policies.core.plan import Grant
+from policies.core.prefix import Content
+from policies.core.request import Request, RequestId
+
+
+class Row:
+    """One request inside a policy.
+
+    ``num_tokens`` (prompt and output so far) and ``num_computed_tokens`` (tokens with KV) are kept up to date except
+    while the row is in a DecodeSet, which knows them without touching the row. ``order`` is its place in the running
+    list: rows that entered later have a larger one.
+    """
+
+    __slots__ = (
+        "content",
+        "id",
+        "is_decoding",
+        "num_computed_tokens",
+        "num_tokens",
+        "offset",
+        "order",
+        "prompt_tokens",
+        "request",
+        "table",
+    )
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.id = request.id
+        self.prompt_tokens = request.prompt_tokens
+        self.num_tokens = request.prompt_tokens
+        self.num_computed_tokens = 0
+        self.order = 0
+        self.offset = 0
+        self.is_decoding = False
+        self.content: Content | None = None
+        self.table: list[int] = []
+
+
+class DecodeSet:
+    """Rows of which every step computes one token each, booked in O(changes).
+
+    In step k (``steps`` = k) a row has ``offset + k`` tokens, all but the last with KV. It needs a new block when its
+    cached tokens fill its blocks, that is when k has a certain residue modulo the block size: rows are kept in one
+    bucket a residue. ``grows`` is False when tables are reserved to the maximum and never need a block.
+    """
+
+    def __init__(self, kv: KvManager, *, grows: bool = True) -> None:
+        self.steps = 0
+        self.rows: dict[RequestId, Row] = {}
+        self.sum_context = 0
+        self._kv = kv
+        self._size = kv.block_size if grows else 0
+        self._buckets: list[dict[RequestId, list[int]]] = [{} for _ in range(self._size)]
+        self._sizes = [0] * self._size
+        self._hashed: dict[RequestId, Row] = {}
+        self._granted = 0
+        self._last_order = -1
+        self._in_order = True
+        self._max_offset = 0
+        self._max_is_known = True
+
+    # -- membership --------------------------------------------------------------------------------------------------
+
+    def join(self, row: Row) -> None:
+        """Let a row decode from the next step on; all its tokens but the last have KV."""
+        rows = self.rows
+        if not rows:
+            self._last_order, self._in_order, self._max_offset, self._max_is_known = -1, True, 0, True
+        offset = row.offset = row.num_tokens - self.steps
+        row.is_decoding = True
+        rows[row.id] = row
+        self.sum_context += row.num_tokens - 1
+        if offset > self._max_offset or len(rows) == 1:
+            self._max_offset = offset
+        if self._size:
+            row.table = self._kv.tables[row.id]
+            residue = (1 - offset) % self._size
+            self._buckets[residue][row.id] = row.table
+            self._sizes[residue] += 1
+            if row.order < self._last_order:
+                self._in_order = False
+            else:
+                self._last_order = row.order
+            if row.content is not None:
+                self._hashed[row.id] = row
+
+    def leave(self, row: Row) -> None:
+        """Take a row out; its counts are exact again."""
+        offset = row.offset
+        row.num_tokens = offset + self.steps
+        row.num_computed_tokens = row.num_tokens - 1
+        row.is_decoding = False
+        del self.rows[row.id]
+        self.sum_context -= row.num_tokens - 1
+        if offset == self._max_offset:
+            self._max_is_known = False
+        if self._size:
+            residue = (1 - offset) % self._size
+            del self._buckets[residue][row.id]
+            self._sizes[residue] -= 1
+            self._hashed.pop(row.id, None)
+
+    def num_tokens(self, row: Row) -> int:
+        """Tokens of a row, decoding or not."""
+        return row.offset + self.steps if row.is_decoding else row.num_tokens
+
+    @property
+    def max_context(self) -> int:
+        """Largest number of cached tokens of a row before the next step; 0 without rows."""
+        if not self._max_is_known:
+            self._max_offset = max([row.offset for row in self.rows.values()], default=0)
+            self._max_is_known = True
+        return self._max_offset + self.steps - 1 if self.rows else 0
+
+    # -- steps -------------------------------------------------------------------------------------------------------
+
+    @property
+    def num_needed(self) -> int:
+        """Blocks that the rows need in the next step."""
+        return len(self._buckets[self.steps % self._size]) if self._size else 0
+
+    def needs_block(self, row: Row) -> bool:
+        """True if this decoding row needs a block in the next step."""
+        return self._size > 0 and (row.offset + self.steps - 1) % self._size == 0
+
+    def grant(self) -> list[Grant]:
+        """Give each row that needs a block in the next step one, in running order."""
+        step = self.steps
+        self._granted = step + 1
+        if not self._size:
+            return []
+        bucket = self._buckets[step % self._size]
+        return self._grant(bucket) if bucket else []
+
+    def granted_elsewhere(self) -> None:
+        """The policy has given the blocks of the next step itself, row by row."""
+        self._granted = self.steps + 1
+
+    def skip(self, steps: int) -> list[Grant]:
+        """Blocks of ``steps`` steps after those granted so far, in step order."""
+        start = self._granted
+        self._granted = start + steps
+        if not self._size:
+            return []
+        grants: list[Grant] = []
+        for step in range(start, start + steps):
+            bucket = self._buckets[step % self._size]
+            if bucket:
+                grants += self._grant(bucket)
+        return grants
+
+    def _grant(self, bucket: dict[RequestId, list[int]]) -> list[Grant]:
+        if not self._in_order and len(bucket) > 1:
+            rows = self.rows
+            bucket = {key: bucket[key] for key in sorted(bucket, key=lambda key: rows[key].order)}
+        grants = self._kv.grant(bucket)
+        if self._hashed:
+            self._cache(bucket, growing=1)
+        return grants
+
+    def _cache(self, bucket: Iterable[RequestId], *, growing: int) -> None:
+        """Enter all blocks of the hashed rows of a bucket, except the last ``growing`` ones."""
+        for request_id in bucket:
+            row = self._hashed.get(request_id)
+            if row is not None and row.content is not None:
+                self._kv.cache_blocks(request_id, row.content, (len(row.table) - growing) * self._size)
+
+    def cache_filling(self) -> None:
+        """Enter the blocks that the next step fills: a lookup in the same step may hit them."""
+        if self._hashed:
+            self._cache(self._buckets[(self.steps + 1) % self._size], growing=0)
+
+    def advance(self, steps: int) -> None:
+        """The rows have computed ``steps`` tokens each."""
+        self.steps += steps
+        self.sum_context += steps * len(self.rows)
+
+    def free_steps(self) -> int:
+        """A number of steps, after those granted, in which free blocks surely suffice."""
+        rows = len(self.rows)
+        return self._size * (self._kv.pool.num_free // rows) if self._size and rows else 1 << 40
+
+    def residues(self) -> tuple[tuple[int, ...], int]:
+        """Rows by residue of the step at which they need a block, and the residue of the next step."""
+        return tuple(self._sizes), self.steps % self._size if self._size else 0
