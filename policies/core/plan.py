@@ -201,12 +201,13 @@ class BatchRow(NamedTuple):
 
 
 class Load(NamedTuple):
-    """Numbers of requests and blocks a policy holds now."""
+    """What a policy holds now: requests by queue, free blocks by tier, and tokens with KV on the GPU."""
 
     waiting: int
     running: int
     swapped: int
     free_blocks: int
+    stored_tokens: int
     free_cpu_blocks: int = 0
 
 
