@@ -19,7 +19,7 @@ class StepRow(NamedTuple):
 
     ``emitting`` decoding rows gain one token in each step (0 in a step that pauses them); ``chunk_emits`` requests gain
     one by completing their prompt. Tokens of the first step follow those at ``previous_emit_s`` for all emitting rows
-    except the ones listed as stalls. ``num_seqs``, ``num_tokens`` and ``sum_context`` are those of the first step.
+    except ``irregular`` of them, whose gaps come as stalls. ``num_seqs``, ``num_tokens`` and ``sum_context`` are those of the first step.
 
     ``free_blocks`` counts after the first step's blocks were booked; step i > 0 takes ``residues[(phase + i) %
     len(residues)]`` more. ``stored_tokens`` are cached tokens before the first step; each step adds ``emitting``
@@ -39,6 +39,7 @@ class StepRow(NamedTuple):
     num_tokens: int
     sum_context: int
     emitting: int
+    irregular: int
     chunk_emits: int
     chunk_tokens: int
     previous_emit_s: float
