@@ -1,0 +1,1 @@
+"""Model shapes and cards, one copy for both worlds."""

@@ -1,0 +1,1 @@
+"""The contract: requests, plans, KV memory, engine, protocols, errors."""

@@ -1,0 +1,112 @@
+"""The engine: a policy, driven step by step. It has no clock and does no I/O; whoever drives it owns time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from policies.core.errors import ContractError, Stuck
+from policies.core.plan import Finish, Grant, Idle, StepPlan, StepResult
+from policies.core.protocols import Policy, StepObserver
+from policies.core.request import Request, RequestId
+
+
+class Engine:
+    """One replica's scheduler loop, without the loop.
+
+    A driver calls ``add`` and ``abort`` between steps, then ``plan``; it runs the plan and calls ``complete``. In a quiet
+    run it may book steps ahead with ``skip`` before ``complete``, and go on with ``carry_on`` in place of ``plan``.
+    Requests that ended, in the order their clients learn of it, come back from ``complete``, ``plan`` (through
+    ``ended``) and ``abort``.
+
+    ``deliver_at_batch_end`` holds answers back until nothing runs, as static batching does.
+    """
+
+    def __init__(
+        self, policy: Policy, *, observer: StepObserver | None = None, deliver_at_batch_end: bool = False
+    ) -> None:
+        self.policy = policy
+        self.observer = observer
+        self.num_unfinished = 0
+        self._deliver_at_batch_end = deliver_at_batch_end
+        self._undelivered: list[Finish] = []
+        self._plan: StepPlan | None = None
+
+    def add(self, request: Request, now_s: float) -> Finish | None:
+        """Hand a request to the policy; returns its end if the engine refuses it at the door."""
+        if self.observer is not None:
+            self.observer.on_arrival(request, now_s)
+        reason = self.policy.on_arrival(request)
+        if reason is None:
+            self.num_unfinished += 1
+            return None
+        finish = Finish(request.id, reason, 0)
+        if self.observer is not None:
+            self.observer.on_finish(finish, now_s)
+        return finish
+
+    def abort(self, request_id: RequestId, now_s: float) -> Finish:
+        """The client of an unfinished request went away."""
+        finish = Finish(request_id, "abort", self.policy.on_abort(request_id))
+        self._end((finish,), now_s)
+        return finish
+
+    def plan(self, now_s: float) -> StepPlan | Idle:
+        """The next step. Requests that the policy itself ended (``plan.rejected``) have ended now."""
+        plan = self.policy.schedule(now_s)
+        if plan.rejected:
+            self._end(plan.rejected, now_s)
+        if isinstance(plan, Idle):
+            self._plan = None
+            if self.num_unfinished and plan.wake_at_s is None and not self.policy.kv.in_transit:
+                self._raise_stuck(plan)
+            return plan
+        self._plan = plan
+        if self.observer is not None:
+            self.observer.on_begin(plan, now_s, fresh=True)
+        return plan
+
+    def carry_on(self, now_s: float) -> Sequence[Grant]:
+        """Begin one more step of the quiet run that the last plan started; returns its grants."""
+        if self._plan is None:
+            raise ContractError("carry_on without a plan")
+        grants = self.policy.skip(1)
+        if self.observer is not None:
+            self.observer.on_begin(self._plan, now_s, fresh=False)
+        return grants
+
+    def skip(self, steps: int) -> Sequence[Grant]:
+        """Book the blocks of ``steps`` steps after the one that has begun."""
+        return self.policy.skip(steps)
+
+    def complete(self, result: StepResult) -> Sequence[Finish]:
+        """Book the steps that ran; returns the requests whose clients learn of their end now."""
+        plan = self._plan
+        if plan is None:
+            raise ContractError(f"result of step {result.step} without a plan")
+        self.policy.on_step_end(result)
+        if self.observer is not None:
+            self.observer.on_step(plan, result)
+        finished: Sequence[Finish] = result.finished
+        if self._deliver_at_batch_end:
+            self._undelivered += finished
+            if not self._undelivered or self.policy.load().running:
+                return ()
+            finished, self._undelivered = self._undelivered, []
+        if finished:
+            self._end(finished, result.end_s)
+        return finished
+
+    def _end(self, finished: Sequence[Finish], now_s: float) -> None:
+        self.num_unfinished -= len(finished)
+        if self.observer is not None:
+            for finish in finished:
+                self.observer.on_finish(finish, now_s)
+
+    def _raise_stuck(self, idle: Idle) -> None:
+        queues = self.policy.queues()
+        first = next(iter((*queues.swapped, *queues.waiting)), None)
+        raise Stuck(
+            f"no progress: request {first} waits, nothing runs and nothing will change ({idle.reason}; "
+            f"{len(queues.waiting)} waiting, {len(queues.swapped)} swapped, {self.policy.kv.num_free} of "
+            f"{self.policy.kv.num_blocks} KV blocks free)"
+        )

@@ -1,0 +1,107 @@
+"""When requests stop: the calendar every backend without a model keeps, and the length rule of those with one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from heapq import heappop, heappush
+from typing import NamedTuple
+
+from policies.core.plan import Decode, Finish, StepPlan
+from policies.core.request import Request, RequestId
+
+
+class Stop(NamedTuple):
+    """After how many output tokens a request stops, and why."""
+
+    num_output_tokens: int
+    reason: str
+
+
+def stop_of(request: Request, output_tokens: int, max_model_len: int) -> Stop:
+    """``stop`` when the request makes all its ``output_tokens``; ``length`` when ``max_tokens`` or the model's length
+    cuts it before."""
+    limit = min(request.max_tokens, max_model_len - request.prompt_tokens)
+    return Stop(output_tokens, "stop") if output_tokens <= limit else Stop(limit, "length")
+
+
+class StopCalendar:
+    """Knows which rows stop at the end of which step.
+
+    Decoding rows gain one token in each step, so a row that starts to decode is entered once, at the step in which it
+    stops. A step costs O(rows that stop).
+    """
+
+    def __init__(self) -> None:
+        self._steps = 0
+        self._stops: dict[RequestId, Stop] = {}
+        self._left: dict[RequestId, int] = {}
+        self._due: dict[RequestId, int] = {}
+        self._heap: list[tuple[int, RequestId]] = []
+
+    def add(self, request_id: RequestId, stop: Stop) -> None:
+        """A request of which ``stop`` says how it ends."""
+        self._stops[request_id] = stop
+        self._left[request_id] = stop.num_output_tokens
+
+    def remove(self, request_id: RequestId) -> None:
+        """Forget a request that ended otherwise."""
+        self._stops.pop(request_id, None)
+        self._left.pop(request_id, None)
+        self._due.pop(request_id, None)
+
+    def apply(self, plan: StepPlan) -> None:
+        """Rows that leave the batch keep what they have left."""
+        for request_id in plan.leaves:
+            due = self._due.pop(request_id, None)
+            if due is not None and request_id in self._stops:
+                self._left[request_id] = due - self._steps
+        for request_id, _ in plan.joins:
+            if plan.chunks and any(chunk.id == request_id for chunk in plan.chunks):
+                continue
+            self._enter(request_id, self._left[request_id])
+
+    def steps_to_stop(self) -> int:
+        """Steps until the next decoding row stops, that step included; a huge number when none decodes."""
+        heap, due = self._heap, self._due
+        while heap and due.get(heap[0][1]) != heap[0][0]:
+            heappop(heap)
+        return heap[0][0] - self._steps if heap else 1 << 40
+
+    def complete(self, plan: StepPlan, steps: int) -> tuple[Finish, ...]:
+        """Book ``steps`` steps of a plan; the requests that stop at the end of the last one."""
+        finished: list[Finish] = []
+        if plan.decode is not Decode.NONE and self._due:
+            if plan.decode is not Decode.ALL:
+                self._hold(plan.decode)
+            self._steps += steps
+            self._collect(finished)
+        for chunk in plan.chunks:
+            if chunk.emits:
+                left = self._left[chunk.id] - 1
+                if left:
+                    self._enter(chunk.id, left)
+                else:
+                    finished.append(self._finish(chunk.id))
+        return tuple(finished)
+
+    def _enter(self, request_id: RequestId, left: int) -> None:
+        due = self._due[request_id] = self._steps + left
+        heappush(self._heap, (due, request_id))
+
+    def _hold(self, decoding: Iterable[RequestId]) -> None:
+        """Rows left out of a step stop one step later."""
+        for request_id in self._due.keys() - set(decoding):
+            self._enter(request_id, self._due[request_id] - self._steps + 1)
+
+    def _collect(self, finished: list[Finish]) -> None:
+        heap, due, now = self._heap, self._due, self._steps
+        while heap and heap[0][0] <= now:
+            step, request_id = heappop(heap)
+            if due.get(request_id) == step:
+                finished.append(self._finish(request_id))
+
+    def _finish(self, request_id: RequestId) -> Finish:
+        self._left.pop(request_id, None)
+        self._due.pop(request_id, None)
+        stop = self._stops.pop(request_id)
+        return Finish(request_id, stop.reason, stop.num_output_tokens)
