@@ -1,0 +1,1 @@
+"""The real world: what runs a plan on a GPU."""

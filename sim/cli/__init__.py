@@ -1,0 +1,1 @@
+"""The command line; each verb is loaded when it is called."""

@@ -1,0 +1,1 @@
+"""The simulated world, in SimPy: arrivals, clients, engine, swap link."""

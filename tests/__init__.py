@@ -1,0 +1,1 @@
+"""Tests, by behaviour seen through the public interfaces."""

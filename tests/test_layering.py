@@ -1,0 +1,133 @@
+"""What each package may load, seen from fresh interpreters, and that all five come from one place.
+
+import-linter (``make layers``) reads the imports of all code, lazy ones included. These tests cover what it cannot
+see: what really gets loaded, and rules that allow an import inside a function but not at the top of a module.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ("policies", "traces", "sim", "gpu_backend", "calibrate")
+TORCH = ("torch", "triton")
+TABLES = ("pandas", "pyarrow", "plotly")
+
+BLOCKER = """
+import sys
+
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if is_blocked(name.partition(".")[0]):
+            raise ModuleNotFoundError(f"{name} is blocked", name=name)
+
+sys.meta_path.insert(0, Blocker())
+"""
+
+IMPORT_ALL = """
+import importlib, pkgutil
+
+for root in ROOTS:
+    package = importlib.import_module(root)
+    for module in pkgutil.walk_packages(package.__path__, root + "."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
+"""
+
+SHOW_HELP = """
+sys.argv = ["batchscope", "--help"]
+from sim.cli.main import main
+try:
+    main()
+except SystemExit as end:
+    assert not end.code, end.code
+"""
+
+
+def blocking(names: Collection[str]) -> str:
+    """Code that makes the top-level ``names`` impossible to import."""
+    return f"is_blocked = {set(names)!r}.__contains__\n{BLOCKER}"
+
+
+def run_python(code: str) -> str:
+    """Standard output of ``code`` in a fresh interpreter that finds the packages in this checkout."""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def loaded_after(code: str) -> set[str]:
+    """Top-level names of all modules that ``code`` leaves loaded."""
+    report = "import json, sys; print(json.dumps(sorted({name.partition('.')[0] for name in sys.modules})))"
+    return set(json.loads(run_python(f"import sys\n{code}\n{report}").splitlines()[-1]))
+
+
+def imported_names(path: Path) -> Iterator[tuple[int, str]]:
+    """Line and top-level name of every import in a file, those inside functions included."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name.partition(".")[0]) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.lineno, node.module.partition(".")[0]
+
+
+def test_blocker_blocks() -> None:
+    code = blocking(["simpy"]) + "try:\n    import simpy\nexcept ModuleNotFoundError:\n    print('blocked')"
+    assert run_python(code) == "blocked\n"
+
+
+def test_policies_import_the_standard_library_only() -> None:
+    allowed = sys.stdlib_module_names | {"policies"}
+    foreign = [
+        f"{path.relative_to(ROOT)}:{line} {name}"
+        for path in sorted((ROOT / "policies").rglob("*.py"))
+        for line, name in imported_names(path)
+        if name not in allowed
+    ]
+    assert foreign == []
+
+
+def test_policies_load_without_any_other_distribution() -> None:
+    rule = f"is_blocked = lambda name: name not in {set(sys.stdlib_module_names) | {'policies'}!r}\n"
+    run_python(rule + BLOCKER + f"ROOTS = ['policies']\n{IMPORT_ALL}")
+
+
+@pytest.mark.parametrize("package", ["policies", "traces", "sim.world", "sim.costs", "sim.cli"])
+def test_lower_layers_load_without_tables_and_torch(package: str) -> None:
+    run_python(blocking([*TABLES, *TORCH]) + f"ROOTS = [{package!r}]\n{IMPORT_ALL}")
+
+
+def test_executor_loads_without_simulator_and_torch() -> None:
+    run_python(blocking(["simpy", "scipy", "sim", *TABLES, *TORCH]) + "import gpu_backend")
+
+
+def test_help_works_without_heavy_packages() -> None:
+    heavy = ["simpy", "scipy", "numpy", *TABLES, *TORCH]
+    assert "Usage" in run_python(blocking(heavy) + SHOW_HELP)
+
+
+def test_help_loads_no_heavy_package() -> None:
+    loaded = loaded_after(SHOW_HELP)
+    assert "click" in loaded
+    assert loaded & {"simpy", "scipy", "numpy", *TABLES, *TORCH} == set()
+
+
+def test_importing_sim_loads_no_simulator() -> None:
+    assert loaded_after("import sim") & {"simpy", "scipy", "numpy", *TABLES, *TORCH} == set()
+
+
+def test_all_packages_come_from_one_place() -> None:
+    code = (
+        f"import importlib, pathlib\nfor name in {PACKAGES!r}:\n"
+        "    print(pathlib.Path(importlib.import_module(name).__file__).resolve().parent.parent)"
+    )
+    assert set(run_python(code).split()) == {str(ROOT)}

@@ -1,0 +1,1 @@
+"""Workloads that go into a run, and the records and metrics that come out."""

@@ -1,0 +1,1 @@
+"""Metrics of a run record, the same functions for either world."""

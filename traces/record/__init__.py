@@ -1,0 +1,1 @@
+"""The run record: what happened, step by step and request by request."""
