@@ -31,17 +31,25 @@ class Engine:
         self._undelivered: list[Finish] = []
         self._plan: StepPlan | None = None
 
-    def add(self, request: Request, now_s: float) -> Finish | None:
-        """Hand a request to the policy; returns its end if the engine refuses it at the door."""
-        if self.observer is not None:
-            self.observer.on_arrival(request, now_s)
-        reason = self.policy.on_arrival(request)
+    def refuse(self, request: Request, now_s: float) -> Finish | None:
+        """The end of a request that the engine refuses at its door, at the moment it comes; None to take it."""
+        reason = self.policy.refusal(request)
         if reason is None:
-            self.num_unfinished += 1
             return None
         finish = Finish(request.id, reason, 0)
         if self.observer is not None:
+            self.observer.on_arrival(request, now_s)
             self.observer.on_finish(finish, now_s)
+        return finish
+
+    def add(self, request: Request, now_s: float) -> Finish | None:
+        """Hand a request to the policy, between two steps; returns its end if it is refused at the door."""
+        finish = self.refuse(request, now_s)
+        if finish is None:
+            self.num_unfinished += 1
+            if self.observer is not None:
+                self.observer.on_arrival(request, now_s)
+            self.policy.on_arrival(request)
         return finish
 
     def abort(self, request_id: RequestId, now_s: float) -> Finish:

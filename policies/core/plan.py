@@ -143,9 +143,8 @@ class QuietRun(NamedTuple):
         tokens = steps * self.sum_context + self.num_seqs * (steps * (steps - 1) // 2)
         return self.anchor_s + (self.base_s * steps + self.slope_s * tokens)
 
-    def steps_until(self, time_s: float, limit: int) -> int:
-        """Fewest steps (at least 1, at most ``limit``) whose end is at or after ``time_s``, by bisection."""
-        low, high = 1, limit
+    def steps_until(self, time_s: float, low: int, high: int) -> int:
+        """Fewest steps in ``low..high`` whose end is at or after ``time_s`` (``high`` if none is), by bisection."""
         while low < high:
             middle = (low + high) // 2
             if self.end_s(middle) >= time_s:

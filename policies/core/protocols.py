@@ -51,9 +51,13 @@ class Policy(ABC):
 
     kv: KvManager
 
+    def refusal(self, request: Request) -> str | None:
+        """Why this engine refuses a request at its door, if it does; depends on the request alone."""
+        return None
+
     @abstractmethod
-    def on_arrival(self, request: Request) -> str | None:
-        """Queue a request, or return the reason why this engine refuses it at its door."""
+    def on_arrival(self, request: Request) -> None:
+        """Queue a request that was not refused."""
 
     @abstractmethod
     def on_abort(self, request_id: RequestId) -> int:

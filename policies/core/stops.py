@@ -55,10 +55,11 @@ class StopCalendar:
             due = self._due.pop(request_id, None)
             if due is not None and request_id in self._stops:
                 self._left[request_id] = due - self._steps
-        for request_id, _ in plan.joins:
-            if plan.chunks and any(chunk.id == request_id for chunk in plan.chunks):
-                continue
-            self._enter(request_id, self._left[request_id])
+        if plan.joins:
+            prompts = {chunk.id for chunk in plan.chunks}
+            for request_id, _ in plan.joins:
+                if request_id not in prompts:
+                    self._enter(request_id, self._left[request_id])
 
     def steps_to_stop(self) -> int:
         """Steps until the next decoding row stops, that step included; a huge number when none decodes."""

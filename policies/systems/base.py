@@ -38,12 +38,13 @@ class BatchingPolicy(Policy):
 
     # -- arrivals and aborts -----------------------------------------------------------------------------------------
 
-    def on_arrival(self, request: Request) -> str | None:
-        """Queue a request; refuse a prompt that leaves no room for one output token."""
-        if request.prompt_tokens >= self.max_model_len:
-            return "prompt_too_long"
+    def refusal(self, request: Request) -> str | None:
+        """A prompt that leaves no room for one output token is refused."""
+        return "prompt_too_long" if request.prompt_tokens >= self.max_model_len else None
+
+    def on_arrival(self, request: Request) -> None:
+        """Queue a request."""
         self.waiting.append(self.new_row(request))
-        return None
 
     def new_row(self, request: Request) -> Row:
         """State of a new request; its content is hashed only if it says what it shares."""
