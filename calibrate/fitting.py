@@ -1,0 +1,157 @@
+"""Least-squares fits of the terms of a step's cost, weighted by the step they belong to, coefficients bounded
+below.
+
+Bounds are physical: no coefficient may be negative, and reading one cached token costs at least its bytes
+over the bandwidth of the card.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from calibrate.profiles import AttentionPoint, GemmPoint
+from sim.costs.terms import DecodeTerm, HeadTerm, LinearTerm, PrefillTerm, interpolate
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Array = NDArray[np.float64]
+
+TILE_TOKENS = 128
+_TILE_FROM_TOKENS = 2048
+
+
+def fit_linear(measured: Mapping[int, Sequence[float]]) -> LinearTerm:
+    """The table of medians, and the seconds of a tile of 128 tokens from the sizes of 2,048 tokens and
+    more."""
+    sizes = sorted(measured)
+    seconds = [statistics.median(measured[size]) for size in sizes]
+    large = [size for size in sizes if size >= _TILE_FROM_TOKENS] or sizes[-1:]
+    tile_s = statistics.median(
+        statistics.median(measured[size]) / math.ceil(size / TILE_TOKENS) for size in large
+    )
+    return LinearTerm(tuple(sizes), tuple(seconds), TILE_TOKENS, tile_s)
+
+
+def decode_knots(heads: int, num_sms: int, largest: int) -> tuple[int, ...]:
+    """Batch sizes between which the coefficients of decode attention are interpolated.
+
+    The kernel runs one block a sequence and head, and slows down where these fill another wave: batch x heads
+    = SMs, then every 2 x SMs. Both sides of the first six such jumps are knots; beyond, steps of a third.
+    """
+    edges = [num_sms / heads, *(2 * wave * num_sms / heads for wave in range(1, 7))]
+    knots = {1, 2, largest}
+    for edge in edges:
+        knots |= {math.floor(edge), math.floor(edge) + 1}
+    size = float(max(knot for knot in knots if knot <= 2 * 6 * num_sms / heads + 1))
+    while size * 4 / 3 < largest * 0.9:
+        size *= 4 / 3
+        knots.add(round(size))
+    return tuple(sorted(knot for knot in knots if 1 <= knot <= largest))
+
+
+def fit_decode(
+    points: Sequence[AttentionPoint],
+    weights: Sequence[float],
+    knots: tuple[int, ...],
+    least_slope_s: float,
+) -> DecodeTerm:
+    """Affine in the sum of contexts for each number of sequences, coefficients linear between knots."""
+    import numpy as np
+
+    batch = np.array([point.batch for point in points], float)
+    total = np.array([point.batch * point.context for point in points], float)
+    hats = np.array([np.interp(batch, knots, row) for row in np.eye(len(knots))]).T
+    least = [0.0] * len(knots) + [least_slope_s] * len(knots)
+    fitted = _bounded(np.hstack([hats, hats * total[:, None]]), _seconds(points), weights, least)
+    return DecodeTerm(
+        num_seqs=knots,
+        base_s=tuple(fitted[: len(knots)]),
+        slope_s=tuple(fitted[len(knots) :]),
+        uneven_s=0.0,
+        max_context=max(point.context for point in points),
+    )
+
+
+def fit_prefill(
+    fresh: Sequence[AttentionPoint],
+    fresh_weights: Sequence[float],
+    cached: Sequence[AttentionPoint],
+    cached_weights: Sequence[float],
+    least_context_s: float,
+) -> PrefillTerm:
+    """Prefill attention from two tables.
+
+    ``fresh`` (chunks without cached tokens) gives the cost of a step, of a chunk, and of its tokens.
+    ``cached`` gives only what cached tokens add: each chunk size has an intercept of its own there, which is
+    thrown away, since that table's kernel is older and slower on fresh chunks.
+    """
+    import numpy as np
+
+    batch = np.array([point.batch for point in fresh], float)
+    chunk = np.array([point.chunk for point in fresh], float)
+    columns = np.column_stack([np.ones_like(batch), batch, batch * chunk, batch * chunk * chunk])
+    step_s, chunk_s, token_s, square_s = _bounded(columns, _seconds(fresh), fresh_weights, [0.0] * 4)
+    context_s, context_token_s = _fit_cached(cached, cached_weights, least_context_s)[:2]
+    return PrefillTerm(
+        step_s,
+        chunk_s,
+        token_s,
+        context_s,
+        context_token_s,
+        square_s,
+        max_tokens=max(point.batch * point.chunk for point in fresh),
+        max_context=max(point.context for point in cached),
+    )
+
+
+def fit_head(points: Sequence[GemmPoint], width: int) -> HeadTerm:
+    """Seconds of the head by rows: interpolated in the width of the product, for each number of rows
+    measured."""
+    by_rows: dict[int, dict[int, float]] = {}
+    for point in points:
+        by_rows.setdefault(point.m, {})[point.n] = point.seconds
+    rows = [m for m in sorted(by_rows) if min(by_rows[m]) <= width <= max(by_rows[m])]
+    seconds = []
+    for m in rows:
+        widths = sorted(by_rows[m])
+        seconds.append(interpolate(widths, [by_rows[m][n] for n in widths], width))
+    return HeadTerm(tuple(rows), tuple(seconds))
+
+
+def _fit_cached(
+    points: Sequence[AttentionPoint], weights: Sequence[float], least_context_s: float
+) -> list[float]:
+    """[seconds a cached token, seconds a (cached, new) pair, then one intercept a chunk size]."""
+    import numpy as np
+
+    chunk = np.array([point.chunk for point in points], float)
+    context = np.array([point.context for point in points], float)
+    sizes = np.unique(chunk)
+    intercepts = (chunk[:, None] == sizes[None, :]).astype(float)
+    columns = np.column_stack([context, chunk * context, intercepts])
+    return _bounded(columns, _seconds(points), weights, [least_context_s] + [0.0] * (1 + len(sizes)))
+
+
+def _seconds(points: Sequence[AttentionPoint]) -> Array:
+    import numpy as np
+
+    return np.array([point.seconds for point in points], float)
+
+
+def _bounded(columns: Array, seconds: Array, weights: Sequence[float], least: Sequence[float]) -> list[float]:
+    """Weighted least squares with a lower bound a coefficient (non-negative least squares of what exceeds
+    it)."""
+    import numpy as np
+    from scipy.optimize import nnls
+
+    weight = np.array(weights, float)
+    bound = np.array(least, float)
+    scale = np.abs(columns).max(axis=0)
+    target = (seconds - columns @ bound) * weight
+    excess, _ = nnls(columns / scale * weight[:, None], target)
+    return [float(value) for value in bound + excess / scale]
