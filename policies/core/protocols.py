@@ -84,6 +84,11 @@ class Policy(ABC):
     def batch_order(self) -> list[BatchRow]:
         """Every row of the last plan in batch order, before its ``on_step_end``; O(batch), for logs and checks."""
 
+    @property
+    @abstractmethod
+    def num_emitting(self) -> int:
+        """Decoding rows that gain a token in each step; fewer than ``plan.num_seqs`` when rows idle in their slots."""
+
     @abstractmethod
     def load(self) -> Load:
         """Numbers of requests and free blocks now; O(1)."""

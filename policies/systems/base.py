@@ -185,6 +185,11 @@ class BatchingPolicy(Policy):
                 order.append(BatchRow(row.id, 1, self.decode.num_tokens(row) - 1, True))
         return order
 
+    @property
+    def num_emitting(self) -> int:
+        """Decoding rows; each gains a token in every step that lets them run."""
+        return len(self.decode.rows)
+
     def load(self) -> Load:
         """Queue lengths, free blocks and stored tokens."""
         stored = self.decode.sum_context

@@ -1,0 +1,331 @@
+"""Turns what an engine reports into the run record. One of these runs in either world; it only watches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import nan
+from typing import Any
+
+from policies.core.plan import Chunk, Decode, Finish, Load, QuietRun, StepPlan, StepResult
+from policies.core.protocols import Policy
+from policies.core.request import Request, RequestId
+from traces.record.schema import RecordSink
+
+_BATCH = 16_384
+
+
+class _Live:
+    """What the record knows of a request that has not ended."""
+
+    __slots__ = (
+        "computed",
+        "decoding",
+        "emitted_s",
+        "first_scheduled_s",
+        "first_token_s",
+        "hit_new",
+        "hit_resumed",
+        "lost",
+        "output_tokens",
+        "recomputed",
+        "recomputes",
+        "request",
+        "segments",
+        "since",
+        "swaps",
+        "waited_s",
+        "waiting_since_s",
+    )
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.waiting_since_s = request.arrival_s
+        self.waited_s = 0.0
+        self.first_scheduled_s = self.first_token_s = self.emitted_s = nan
+        self.decoding = False
+        self.since = 0
+        self.output_tokens = self.computed = self.lost = 0
+        self.recomputes = self.swaps = self.recomputed = self.hit_new = self.hit_resumed = 0
+        self.segments: list[tuple[float, int, int]] = []
+
+
+class Recorder:
+    """Observer that writes rows of steps, requests and irregular token gaps to sinks, in batches.
+
+    All decoding rows that a step advances had their last token at the same time, except *stragglers* (a prompt's first
+    token, a pause, a preemption), which are kept apart: so the gaps of a step cost O(changes).
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        sinks: Sequence[RecordSink],
+        *,
+        block_bytes: int = 0,
+        keep_segments: bool = False,
+        deliver_at_batch_end: bool = False,
+    ) -> None:
+        self._policy = policy
+        self._sinks = sinks
+        self._block_bytes = block_bytes
+        self._keep_segments = keep_segments
+        self._at_batch_end = deliver_at_batch_end
+        self._live: dict[RequestId, _Live] = {}
+        self._stragglers: dict[RequestId, tuple[float, str]] = {}
+        self._paused: set[RequestId] = set()
+        self._last_emit_s = 0.0
+        self._ordinal = 0
+        self._steps: list[tuple[Any, ...]] = []
+        self._requests: list[tuple[Any, ...]] = []
+        self._stalls: list[tuple[float, int, str]] = []
+        self._row: tuple[Any, ...] | None = None
+        self._run: QuietRun | None = None
+        self._row_steps = 0
+        self._row_end_s = 0.0
+        self._row_load = Load(0, 0, 0, 0, 0)
+        self._row_limit = ""
+        self._load = self._row_load
+        self._residues: tuple[tuple[int, ...], int] = ((), 0)
+        self._emitting = self._row_emitting = 0
+
+    # -- arrivals and plans ------------------------------------------------------------------------------------------
+
+    def on_arrival(self, request: Request, now_s: float) -> None:
+        """Start the account of a request."""
+        self._live[request.id] = _Live(request)
+
+    def on_begin(self, plan: StepPlan, now_s: float, *, fresh: bool) -> None:
+        """Note who joins and leaves, and the state of the policy as the step begins."""
+        policy = self._policy
+        if fresh:
+            if plan.preempted:
+                self._preempt(plan, now_s)
+            if plan.joins:
+                self._join(plan, now_s)
+            if plan.chunks:
+                self._chunk(plan.chunks)
+            if self._paused or type(plan.decode) is tuple:
+                self._pause(plan)
+        self._load = policy.load()
+        self._residues = policy.residues()
+        self._emitting = policy.num_emitting if plan.decode is not Decode.NONE else 0
+
+    def _preempt(self, plan: StepPlan, now_s: float) -> None:
+        for request_id, mode in plan.preempted:
+            live = self._live[request_id]
+            straggler = self._stragglers.pop(request_id, None)
+            if live.decoding:
+                live.emitted_s = straggler[0] if straggler else max(live.emitted_s, self._last_emit_s)
+                self._stop_decoding(live)
+            live.waiting_since_s = now_s
+            if mode == "swap":
+                live.swaps += 1
+            else:
+                live.recomputes += 1
+                live.lost, live.computed = max(live.lost, live.computed), 0
+
+    def _join(self, plan: StepPlan, now_s: float) -> None:
+        prompts = {chunk.id: chunk for chunk in plan.chunks}
+        for request_id, _ in plan.joins:
+            live = self._live[request_id]
+            live.waited_s += now_s - live.waiting_since_s
+            new = live.first_scheduled_s != live.first_scheduled_s
+            if new:
+                live.first_scheduled_s = now_s
+            chunk = prompts.get(request_id)
+            if chunk is None:
+                if live.output_tokens and live.computed >= live.request.prompt_tokens + live.output_tokens - 1:
+                    self._stragglers[request_id] = (live.emitted_s, "swap")
+                    self._start_decoding(live, nan)
+            elif chunk.start and not live.computed:
+                live.computed = chunk.start
+                if new:
+                    live.hit_new += chunk.start
+                else:
+                    live.hit_resumed += chunk.start
+
+    def _chunk(self, chunks: Sequence[Chunk]) -> None:
+        for chunk in chunks:
+            live = self._live[chunk.id]
+            live.computed = end = chunk.start + chunk.num_tokens
+            if live.lost > chunk.start:
+                live.recomputed += min(end, live.lost) - chunk.start
+
+    def _pause(self, plan: StepPlan) -> None:
+        """Rows that a step leaves out: their next gap is longer, and their stretch of decode steps is broken."""
+        if plan.decode is Decode.NONE:
+            return
+        paused: set[RequestId] = set()
+        if plan.decode is not Decode.ALL:
+            active = {*plan.decode, *(chunk.id for chunk in plan.chunks)}
+            running = self._policy.queues().running
+            paused = {key for key in running if key not in active and self._live[key].decoding}
+        for request_id in sorted(paused - self._paused):
+            live = self._live[request_id]
+            self._stragglers.setdefault(request_id, (max(live.emitted_s, self._last_emit_s), "decode"))
+            self._stop_decoding(live)
+            live.decoding, live.since = True, -1
+        for request_id in sorted(self._paused - paused):
+            live_again = self._live.get(request_id)
+            if live_again is not None and live_again.decoding:
+                self._start_decoding(live_again, nan)
+        self._paused = paused
+
+    # -- results -----------------------------------------------------------------------------------------------------
+
+    def on_step(self, plan: StepPlan, result: StepResult) -> None:
+        """Extend the current row or start one; book tokens and gaps."""
+        run, load = result.run, self._load
+        emitting = self._emitting
+        old = self._row_load
+        if (
+            run is not None
+            and run is self._run
+            and not self._stragglers
+            and load[0] == old[0]
+            and load[2] == old[2]
+            and emitting == self._row_emitting
+            and plan.limited_by == self._row_limit
+        ):
+            self._row_steps += result.steps
+        else:
+            self._start_row(plan, result, emitting)
+        self._row_end_s = end_s = result.end_s
+        if emitting:
+            self._last_emit_s = end_s
+            self._ordinal += result.steps
+        if plan.chunks:
+            self._emit_chunks(plan, end_s)
+        for finish in result.finished:
+            live = self._live.get(finish.id)
+            if live is not None and live.decoding:
+                self._stop_decoding(live)
+
+    def _start_row(self, plan: StepPlan, result: StepResult, emitting: int) -> None:
+        self._end_row()
+        run, load = result.run, self._load
+        self._run, self._row_load, self._row_limit, self._row_emitting = run, load, plan.limited_by, emitting
+        self._row_steps = result.steps
+        irregular = 0
+        if emitting and self._stragglers:
+            irregular = self._release_stragglers(run.end_s(result.first + 1) if run else result.end_s)
+        chunks = plan.chunks
+        num_emits = chunk_tokens = 0
+        for chunk in chunks:
+            num_emits += chunk.emits
+            chunk_tokens += chunk.num_tokens
+        if run is not None:
+            first, anchor, context = result.first, run, run.sum_context
+            curve = (first, anchor.anchor_s, anchor.base_s, anchor.slope_s, context)
+            sum_context = context + first * run.num_seqs
+        else:
+            curve = (-1, result.start_s, 0.0, 0.0, 0)
+            sum_context = plan.sum_context
+        moved = sum([len(t.src) for t in plan.transfers]) * self._block_bytes if plan.transfers else 0
+        residues, phase = self._residues
+        self._row = (
+            result.step, result.start_s, curve, plan.num_seqs, plan.num_tokens, sum_context, emitting, irregular,
+            num_emits, chunk_tokens, self._last_emit_s, load, moved, plan.limited_by, phase, residues,
+        )  # fmt: skip
+
+    def _end_row(self) -> None:
+        row = self._row
+        if row is None:
+            return
+        step, start_s, curve, num_seqs, num_tokens, context, emitting, irregular, emits, tokens, last, load = row[:12]
+        self._steps.append((
+            step, self._row_steps, start_s, self._row_end_s, *curve, num_seqs, num_tokens, context, emitting, irregular,
+            emits, tokens, last, load[0], load[1], load[2], load[3], load[4], *row[12:],
+        ))  # fmt: skip
+        self._row = None
+        if len(self._steps) >= _BATCH:
+            self._flush()
+
+    def _release_stragglers(self, end_s: float) -> int:
+        """Gaps of the rows that rejoin the others with this step."""
+        stragglers = self._stragglers
+        active = [key for key in stragglers if self._live[key].since >= 0]
+        for request_id in active:
+            last_s, cause = stragglers.pop(request_id)
+            self._stalls.append((end_s - last_s, 1, cause))
+        return len(active)
+
+    def _emit_chunks(self, plan: StepPlan, end_s: float) -> None:
+        alone = self._emitting == 0
+        for chunk in plan.chunks:
+            if chunk.emits:
+                live = self._live[chunk.id]
+                if live.first_token_s != live.first_token_s:
+                    live.first_token_s = end_s
+                else:
+                    self._stalls.append((end_s - live.emitted_s, 1, "preemption"))
+                live.emitted_s = end_s
+                live.output_tokens += 1
+                self._start_decoding(live, end_s)
+                if alone:
+                    self._stragglers[chunk.id] = (end_s, "decode")
+
+    def _start_decoding(self, live: _Live, token_s: float) -> None:
+        live.decoding = True
+        live.since = self._ordinal
+        if self._keep_segments:
+            live.segments.append((token_s, self._ordinal, 0))
+
+    def _stop_decoding(self, live: _Live) -> None:
+        """Close a stretch of decode steps."""
+        live.decoding = False
+        if live.since < 0:
+            return
+        steps = self._ordinal - live.since
+        live.output_tokens += steps
+        live.computed += steps
+        if self._keep_segments:
+            token_s, start, _ = live.segments[-1]
+            live.segments[-1] = (token_s, start, steps)
+
+    # -- ends --------------------------------------------------------------------------------------------------------
+
+    def on_finish(self, finish: Finish, now_s: float) -> None:
+        """A request's account is complete."""
+        live = self._live.pop(finish.id)
+        if self._stragglers:
+            self._stragglers.pop(finish.id, None)
+        if live.decoding:
+            self._stop_decoding(live)
+        if self._at_batch_end and finish.num_output_tokens and finish.reason in ("stop", "length"):
+            live.first_token_s = now_s
+            if finish.num_output_tokens > 1:
+                self._stalls.append((0.0, finish.num_output_tokens - 1, "batch"))
+        self._write(live, now_s, finish.reason, finish.num_output_tokens)
+
+    def _write(self, live: _Live, finish_s: float, reason: str, output_tokens: int) -> None:
+        request = live.request
+        self._requests.append((
+            request.id, request.arrival_s, live.first_scheduled_s, live.first_token_s, finish_s, reason,
+            request.prompt_tokens, output_tokens, request.priority, request.client_id, live.recomputes, live.swaps,
+            live.recomputed, live.waited_s, live.hit_new, live.hit_resumed, tuple(live.segments),
+        ))  # fmt: skip
+        if len(self._requests) >= _BATCH:
+            self._flush()
+
+    def _flush(self) -> None:
+        for sink in self._sinks:
+            sink.steps(self._steps)
+            sink.requests(self._requests)
+            sink.stalls(self._stalls)
+        self._steps, self._requests, self._stalls = [], [], []
+
+    def close(self, now_s: float) -> None:
+        """The run is over: what still runs or waits is unfinished."""
+        self._end_row()
+        for live in self._live.values():
+            if live.decoding:
+                self._stop_decoding(live)
+            elif not live.first_scheduled_s == live.first_scheduled_s:
+                live.waited_s = now_s - live.waiting_since_s
+            self._write(live, nan, "unfinished", live.output_tokens)
+        self._live.clear()
+        self._flush()
+        for sink in self._sinks:
+            sink.close()
+
