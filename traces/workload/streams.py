@@ -39,7 +39,7 @@ def seed_words(seed: int, child: int, num_words: int) -> list[int]:
 
 
 def _entropy_words(seed: int, child: int) -> list[int]:
-    """The seed in 32-bit words, filled up to the pool so that a long seed never equals a seed with a child."""
+    """The seed in 32-bit words, filled up to the pool, so that no long seed equals a seed with a child."""
     words = [seed >> shift & _MASK for shift in range(0, max(seed.bit_length(), 1), _WORD_BITS)]
     return words + [0] * (_POOL_WORDS - len(words)) + [child]
 

@@ -1,0 +1,195 @@
+"""Blocks of lines to columns: whole columns at a time, and row by row where a block has something out of the
+way.
+
+The quick way either gives the columns or an exception that says nothing; the careful way then finds the row
+and column to blame, or finds that all is well (blank lines, ``12.0`` for 12) and gives the columns itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from math import isfinite
+from typing import NamedTuple, cast
+
+from policies.core.errors import TraceError
+from policies.core.request import Segments
+from traces.workload import fields
+from traces.workload.clock import Clock
+from traces.workload.formats import AZURE, OPTIONAL, Layout
+from traces.workload.lengths import MAX_TOKENS
+from traces.workload.textfile import Lines
+
+_OPTIONAL_CONVERTERS: dict[str, fields.Converter] = {
+    "max_tokens": fields.optional_tokens,
+    "priority": fields.priority,
+    "client_id": fields.name,
+    "session_id": fields.name,
+    "parent_id": fields.parent,
+    "segments": fields.segments,
+    "abort_after_s": fields.patience,
+}
+
+_LOOK_CLOSER = (ValueError, TypeError, IndexError, KeyError, OverflowError, AttributeError)
+"""What the quick way may raise on a value that is no text or number as it should be."""
+
+
+class Block(NamedTuple):
+    """Columns of consecutive rows, equally long; ``extras`` holds the optional ones that the rows have."""
+
+    arrival_s: Sequence[float]
+    prompt_tokens: Sequence[int]
+    output_tokens: Sequence[int]
+    extras: dict[str, list[object]]
+
+
+class Parser:
+    """Parses the rows of one file, in one pass: Azure times count from the first minute seen."""
+
+    def __init__(self, path: str, layout: Layout) -> None:
+        self._path = path
+        self._layout = layout
+        self._clock = Clock() if layout.format is AZURE else None
+        times = self._clock.one if self._clock is not None else fields.seconds
+        required = dict.fromkeys(layout.format.required, fields.tokens) | {layout.format.required[0]: times}
+        self._converters: dict[str, fields.Converter] = {**required, **_OPTIONAL_CONVERTERS}
+
+    def parse(self, lines: Lines) -> Block:
+        """The columns of the rows in ``lines``; raises TraceError that names the line, column and value."""
+        try:
+            texts = lines.texts
+            return self._quick(_json_columns(texts) if self._layout.is_json else self._csv_columns(texts))
+        except _LOOK_CLOSER:
+            return self._careful(lines)
+
+    def _csv_columns(self, texts: list[str]) -> dict[str, Sequence[object]]:
+        import csv
+
+        try:
+            rows = list(csv.reader(texts, strict=True))
+        except csv.Error:
+            raise ValueError from None
+        if len(rows) != len(texts):  # a quoted line end
+            raise ValueError
+        columns = list(zip(*rows, strict=True))
+        if len(columns) != self._layout.width:
+            raise ValueError
+        return {name: columns[place] for name, place in self._layout.places.items()}
+
+    def _quick(self, columns: Mapping[str, Sequence[object]]) -> Block:
+        arrival, prompt, output = (columns[name] for name in self._layout.format.required)
+        arrival_s = (
+            self._clock.many(cast("Sequence[str]", arrival)) if self._clock is not None else _seconds(arrival)
+        )
+        prompt_tokens = _tokens(prompt)
+        extras = {
+            name: list(map(self._converters[name], columns[name])) for name in OPTIONAL if name in columns
+        }
+        for parts, num_tokens in zip(extras.get("segments", ()), prompt_tokens, strict=False):
+            fields.check_segments(cast(Segments, parts), num_tokens)
+        return Block(arrival_s, prompt_tokens, _tokens(output), extras)
+
+    def _careful(self, lines: Lines) -> Block:
+        rows = [self._converted(number, row) for number, row in self._rows(lines)]
+        required = self._layout.format.required
+        arrival, prompt, output = ([row[name] for row in rows] for name in required)
+        present = [name for name in OPTIONAL if any(name in row for row in rows)]
+        extras = {name: [row.get(name, self._converters[name](None)) for row in rows] for name in present}
+        return Block(
+            cast("list[float]", arrival), cast("list[int]", prompt), cast("list[int]", output), extras
+        )
+
+    def _rows(self, lines: Lines) -> Iterator[tuple[int, Mapping[str, object]]]:
+        """Line number and raw values of each row, blank lines left out."""
+        for number, text in enumerate(lines.texts, start=lines.first):
+            if text.strip():
+                is_json = self._layout.is_json
+                yield (
+                    number,
+                    json_object(self._path, number, text) if is_json else self._csv_row(number, text),
+                )
+
+    def _csv_row(self, number: int, text: str) -> Mapping[str, object]:
+        import csv
+
+        try:
+            row = next(csv.reader([text], strict=True))
+        except csv.Error as error:
+            raise TraceError(f"{self._path}, line {number}: no valid CSV ({error}); mend the line") from None
+        if len(row) != self._layout.width:
+            raise TraceError(
+                f"{self._path}, line {number}: {len(row)} fields where the header has {self._layout.width}; "
+                "mend the line (the file may be cut off)"
+            )
+        return {name: row[place] for name, place in self._layout.places.items()}
+
+    def _converted(self, number: int, row: Mapping[str, object]) -> dict[str, object]:
+        """The values of one row; raises TraceError for the first that is wrong."""
+        values: dict[str, object] = {}
+        for name, convert in self._converters.items():
+            if name not in row:
+                if name in self._layout.format.required:
+                    raise TraceError(
+                        f"{self._path}, line {number}: column {name} is missing; add it to the line"
+                    )
+                continue
+            try:
+                values[name] = convert(row[name])
+                if name == "segments":
+                    prompt_tokens = cast(int, values[self._layout.format.required[1]])
+                    fields.check_segments(cast(Segments, values[name]), prompt_tokens)
+            except ValueError as error:
+                raise TraceError(
+                    f"{self._path}, line {number}, column {name}: {_shown(row[name])} {error}"
+                ) from None
+        return values
+
+
+def json_object(path: str, number: int, text: str) -> dict[str, object]:
+    """The object on one line of a JSON lines file; raises TraceError."""
+    import json
+
+    try:
+        value = json.loads(text)
+    except (json.JSONDecodeError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise TraceError(
+            f"{path}, line {number}: no JSON object; write one object a line (the file may be cut off)"
+        )
+    return value
+
+
+def _json_columns(texts: list[str]) -> dict[str, Sequence[object]]:
+    """Columns by name; None where a row lacks one that another row has."""
+    import json
+
+    rows = list(map(json.loads, texts))
+    names = set().union(*rows)
+    return {name: [row.get(name) for row in rows] for name in names}
+
+
+def _seconds(values: Sequence[object]) -> list[float]:
+    """Quick form of ``fields.seconds`` for a column; raises any of _LOOK_CLOSER."""
+    if not set(map(type, values)) <= {str, int, float}:
+        raise ValueError
+    times = list(map(float, cast("Sequence[str]", values)))
+    if min(times) < 0 or not all(map(isfinite, times)):
+        raise ValueError
+    return times
+
+
+def _tokens(values: Sequence[object]) -> list[int]:
+    """Quick form of ``fields.tokens`` for a column; raises any of _LOOK_CLOSER."""
+    # int() would cut a JSON number such as 3.7 and take true for 1.
+    if not set(map(type, values)) <= {str, int}:
+        raise ValueError
+    counts = list(map(int, cast("Sequence[str]", values)))
+    if min(counts) < 1 or max(counts) > MAX_TOKENS:
+        raise ValueError
+    return counts
+
+
+def _shown(value: object) -> str:
+    """A value in a message, of a reasonable length."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}..."
