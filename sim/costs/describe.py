@@ -1,0 +1,156 @@
+"""What ``batchscope hardware`` prints: cards, and every term of the KV pool and the cost model on one of
+them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from policies.catalog import Card, ModelShape, cards
+from policies.core.errors import ConfigError, CostFileError
+from sim.costs.floor import Floor, floor_of
+from sim.costs.load import load_cost_model
+from sim.costs.model import CostModel
+from sim.costs.pool import KvPool, kv_pool
+
+_BATCHES = (1, 4, 8, 16, 32, 64, 128)
+_CONTEXT_TOKENS = 512
+_CHUNKS = (128, 512, 1024, 2048)
+_SWAP_TOKENS = 1000
+_GIB = float(1 << 30)
+
+
+def describe_cards() -> str:
+    """All cards of the catalog, one a line, with the source of their figures."""
+    lines = [f"{'card':16} {'TFLOP/s':>8} {'GB/s':>6} {'GiB':>5}  source"]
+    for card in cards():
+        lines.append(
+            f"{card.name:16} {card.flops_per_s / 1e12:8.0f} {card.bytes_per_s / 1e9:6.0f}"
+            f" {card.memory_bytes / _GIB:5.0f}  {card.title}: {card.source}"
+        )
+    return "\n".join(lines)
+
+
+def describe_hardware(
+    card: Card,
+    shape: ModelShape,
+    *,
+    max_num_batched_tokens: int = 2048,
+    max_num_seqs: int = 256,
+    block_size: int = 16,
+    utilization: float = 0.9,
+    cost_model: str = "calibrated",
+) -> str:
+    """The pool, the floor, the cost model and the swap break-even of ``shape`` on ``card``, every term named.
+
+    What the pair does not have (no room for KV, no cost file) is said in its place.
+    """
+    lines = [
+        f"{shape.name} on {card.name} ({card.title})",
+        f"card: {card.flops_per_s / 1e12:g} TFLOP/s 16-bit, {card.bytes_per_s / 1e9:g} GB/s,"
+        f" {card.memory_bytes / _GIB:g} GiB ({card.source})",
+        f"model: {shape.num_parameters / 1e9:.3f} billion parameters,"
+        f" {shape.kv_bytes_per_token:,} B of KV a token",
+    ]
+    try:
+        pool = kv_pool(
+            shape,
+            card,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_num_seqs=max_num_seqs,
+            block_size=block_size,
+            utilization=utilization,
+        )
+        lines += _pool_lines(pool, max_num_batched_tokens, max_num_seqs)
+    except ConfigError as error:
+        lines += ["", f"KV pool: none. {error}"]
+    lines += _floor_lines(floor_of(shape, card))
+    try:
+        lines += _cost_lines(load_cost_model(shape, card, cost_model), block_size)
+    except CostFileError as error:
+        lines += ["", f"cost model: none. {error}"]
+    return "\n".join(lines)
+
+
+def break_even_bytes_per_s(costs: CostModel, num_tokens: int) -> float:
+    """Bandwidth above which moving the KV of ``num_tokens`` out and back beats computing it again."""
+    return 2 * num_tokens * costs.shape.kv_bytes_per_token / costs.recompute_time_s(num_tokens, 0)
+
+
+def _pool_lines(pool: KvPool, max_num_batched_tokens: int, max_num_seqs: int) -> Iterable[str]:
+    usable = pool.utilization * pool.memory_bytes
+    left = usable - pool.weight_bytes - pool.activation_bytes - pool.reserve_bytes
+    return (
+        "",
+        "KV pool",
+        _gb(f"usable memory, {pool.utilization:g} of {pool.memory_bytes / _GIB:g} GiB nominal", usable),
+        _gb("- weights", pool.weight_bytes),
+        _gb(
+            f"- activations, assumed for {max_num_batched_tokens} tokens, {max_num_seqs} sequences",
+            pool.activation_bytes,
+        ),
+        _gb("- reserve, assumed", pool.reserve_bytes),
+        _gb("= left for KV", left),
+        f"  / {pool.block_bytes:,} B a block of {pool.block_size} tokens"
+        f" = {pool.num_gpu_blocks:,} blocks = {pool.tokens:,} tokens",
+    )
+
+
+def _floor_lines(floor: Floor) -> Iterable[str]:
+    return (
+        "",
+        "hardware floor, which no step undercuts",
+        _ms("weights of the layers, read once a step", floor.body_read_s),
+        _ms("weights of the head", floor.head_read_s),
+        _ms("KV of 1,000 cached tokens", 1000 * floor.context_read_s),
+        _ms("matrix work of 1,000 tokens", 1000 * floor.token_s),
+    )
+
+
+def _cost_lines(costs: CostModel, block_size: int) -> list[str]:
+    step = costs.file.held_out["step"]
+    lines = [
+        "",
+        f"cost model {costs.name} version {costs.version}, held-out error of the step:"
+        f" median {100 * step['median']:.1f} %, p95 {100 * step['p95']:.1f} %",
+        f"  measured up to {costs.file.linear.num_tokens[-1]:,} tokens,"
+        f" {costs.file.decode.num_seqs[-1]} sequences, {costs.file.decode.max_context:,} tokens of context",
+        f"  decode at context {_CONTEXT_TOKENS}, ms:"
+        f" {'linear':>8} {'attention':>9} {'head':>6} {'step':>7} {'floor':>7}",
+    ]
+    for batch in _BATCHES:
+        total = batch * _CONTEXT_TOKENS
+        parts = costs.parts(batch, batch, total, _CONTEXT_TOKENS)
+        lines.append(
+            f"  {batch:4d} sequences {'':14}{1e3 * parts['linear']:8.2f}"
+            f" {1e3 * parts['decode_attention']:9.2f} {1e3 * parts['head']:6.2f}"
+            f" {1e3 * sum(parts.values()):7.2f} {1e3 * costs.floor.decode_s(batch, total):7.2f}"
+        )
+    lines += [_ms(f"prefill of {tokens:,} tokens", costs.recompute_time_s(tokens, 0)) for tokens in _CHUNKS]
+    return lines + _swap_lines(costs, block_size)
+
+
+def _swap_lines(costs: CostModel, block_size: int) -> list[str]:
+    shape, swap = costs.shape, costs.file.swap
+    num_bytes = _SWAP_TOKENS * shape.kv_bytes_per_token
+    pieces = -(-_SWAP_TOKENS // block_size) * shape.swap_pieces_per_block()
+    return [
+        "",
+        f"swap against recompute, a sequence of {_SWAP_TOKENS:,} tokens",
+        f"  link {swap.bytes_per_s / 1e9:g} GB/s, {swap.copy_s * 1e6:g} us a copy,"
+        f" {swap.fixed_s * 1e3:g} ms fixed",
+        _ms("swap one way, in bulk", costs.swap_time_s(num_bytes, 1)),
+        _ms(
+            f"swap one way, {pieces:,} pieces of {block_size} tokens x one layer of K or V",
+            costs.swap_time_s(num_bytes, pieces),
+        ),
+        _ms("recompute", costs.recompute_time_s(_SWAP_TOKENS, 0)),
+        f"  swapping out and back wins above {break_even_bytes_per_s(costs, _SWAP_TOKENS) / 1e9:.1f} GB/s",
+    ]
+
+
+def _gb(what: str, num_bytes: float) -> str:
+    return f"  {what:62} {num_bytes / 1e9:9.3f} GB"
+
+
+def _ms(what: str, seconds: float) -> str:
+    return f"  {what:62} {seconds * 1e3:9.3f} ms"

@@ -1,0 +1,64 @@
+"""The catalog against published parameter counts and sizes."""
+
+from __future__ import annotations
+
+import pytest
+
+from policies.catalog import card, cards, model, models
+from policies.core.errors import CatalogError
+
+
+@pytest.mark.parametrize(
+    ("name", "num_parameters"),
+    [
+        ("llama-2-7b", 6_738_415_616),
+        ("llama-2-13b", 13_015_864_320),
+        ("llama-2-70b", 68_976_648_192),
+        ("llama-3-8b", 8_030_261_248),
+        ("llama-3-70b", 70_553_706_496),
+    ],
+)
+def test_parameter_counts_are_the_published_ones(name: str, num_parameters: int) -> None:
+    assert model(name).num_parameters == num_parameters
+
+
+def test_sizes_of_llama_2_7b() -> None:
+    shape = model("llama-2-7b")
+    assert shape.max_model_len == 4096
+    assert shape.kv_bytes_per_token == 512 * 1024
+    assert shape.block_bytes(16) == 8 * 1024 * 1024
+    assert shape.block_bytes(16) // shape.swap_pieces_per_block() == 128 * 1024
+    assert shape.read_bytes == pytest.approx(13.2e9, rel=0.005)
+    assert shape.weight_bytes - shape.read_bytes == 2 * 32000 * 4096
+
+
+def test_a_tied_head_is_stored_once_and_still_read() -> None:
+    shape = model("llama-2-7b")
+    tied = shape._replace(tied_head=True)
+    assert shape.num_parameters - tied.num_parameters == shape.head_parameters
+    assert tied.read_bytes == shape.read_bytes
+
+
+def test_grouped_query_attention_shrinks_kv() -> None:
+    assert model("llama-2-70b").kv_bytes_per_token == 2 * 80 * 8 * 128 * 2
+
+
+def test_every_entry_is_found_by_its_name() -> None:
+    assert [model(shape.name) for shape in models()] == list(models())
+    assert [card(entry.name) for entry in cards()] == list(cards())
+    assert all(shape.heads * shape.head_dim == shape.hidden for shape in models())
+
+
+def test_a100_80gb_is_the_data_sheet() -> None:
+    entry = card("a100-80gb")
+    assert (entry.flops_per_s, entry.bytes_per_s, entry.memory_bytes) == (312e12, 2039e9, 80 << 30)
+    assert entry.source == "vendor data sheet, nominal"
+
+
+def test_an_unknown_name_gets_the_closest_one() -> None:
+    with pytest.raises(CatalogError, match="unknown model 'llama2-7b'; did you mean 'llama-2-7b'"):
+        model("llama2-7b")
+    with pytest.raises(CatalogError, match="unknown card 'a100-80'; did you mean 'a100-80gb'"):
+        card("a100-80")
+    with pytest.raises(CatalogError, match="known: a100-40gb"):
+        card("zzz")

@@ -1,0 +1,206 @@
+"""The shipped cost model of Llama-2-7B on an A100 80 GB: anchors, floor, and one expression for steps and
+curves."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policies.catalog import card, model
+from policies.core.errors import ConfigError, ContractError
+from policies.core.plan import Chunk
+from sim.costs.floor import bound_output_tokens_per_s, floor_of
+from sim.costs.load import load_cost_model
+from sim.costs.model import NO_KNOT, CostModel
+from sim.costs.pool import kv_pool
+from sim.costs.terms import HostTerm
+
+SHAPE = model("llama-2-7b")
+CARD = card("a100-80gb")
+COSTS = load_cost_model(SHAPE, CARD)
+
+batches = st.integers(1, 512)
+contexts = st.integers(0, 4096)
+
+
+def chunk(num_tokens: int, start: int = 0, emits: bool = True) -> Chunk:
+    return Chunk(1, start, num_tokens, emits)
+
+
+@pytest.mark.parametrize(
+    ("num_seqs", "expected_ms"), [(1, 9.7), (4, 10.2), (8, 11.4), (16, 12.7), (32, 15.5), (64, 20.2)]
+)
+def test_decode_step_at_context_512(num_seqs: int, expected_ms: float) -> None:
+    parts = COSTS.parts(num_seqs, num_seqs, 512 * num_seqs, 512)
+    assert 1e3 * (parts["linear"] + parts["decode_attention"]) == pytest.approx(expected_ms, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "layer_ms"),
+    zip(
+        (1, 8, 32, 64, 128, 256, 512, 1024, 2048, 4096),
+        (0.290, 0.283, 0.298, 0.303, 0.383, 0.557, 1.043, 2.12, 4.17, 8.12),
+        strict=True,
+    ),
+)
+def test_layer_sums(num_tokens: int, layer_ms: float) -> None:
+    assert 1e3 * COSTS.file.linear.at(num_tokens) == pytest.approx(layer_ms, rel=0.002)
+
+
+def test_prefill_attention_and_head_are_the_measured_sizes() -> None:
+    prefill = COSTS.file.prefill
+    assert 1e3 * (prefill.step_s + prefill.at(2048, 0)) == pytest.approx(0.29, rel=0.15)
+    assert all(0.16e-3 < COSTS.file.head.at(rows) < 0.19e-3 for rows in range(1, 65))
+
+
+@given(batches, contexts, st.integers(0, 64))
+def test_a_decode_step_is_the_first_step_of_its_curve(num_seqs: int, context: int, padding: int) -> None:
+    total, num_tokens = num_seqs * context, num_seqs + padding
+    base_s, slope_s, steps = COSTS.decode_curve(num_seqs, num_tokens, total, context)
+    assert steps == NO_KNOT
+    assert COSTS.step_time_s(num_tokens, num_seqs, total, context, ()) == base_s + slope_s * total
+    later = total + 7 * num_seqs
+    assert COSTS.step_time_s(num_tokens, num_seqs, later, context + 7, ()) == base_s + slope_s * later
+
+
+@given(batches, contexts, st.lists(st.tuples(st.integers(1, 4096), contexts, st.booleans()), max_size=4))
+def test_parts_add_up_to_the_step(num_seqs: int, context: int, sizes: list[tuple[int, int, bool]]) -> None:
+    chunks = [chunk(*size) for size in sizes]
+    num_tokens = num_seqs + sum(c.num_tokens for c in chunks)
+    arguments = (num_tokens, num_seqs, num_seqs * context, context, chunks)
+    assert sum(COSTS.parts(*arguments).values()) == pytest.approx(COSTS.step_time_s(*arguments), rel=1e-12)
+
+
+def test_no_decode_step_is_under_the_floor() -> None:
+    for num_seqs, context in itertools.product(range(1, 1025), (0, 1, 32, 500, 1024, 4096, 100_000)):
+        total = num_seqs * context
+        step_s = COSTS.step_time_s(num_seqs, num_seqs, total, context, ())
+        assert step_s >= (SHAPE.read_bytes + total * SHAPE.kv_bytes_per_token) / CARD.bytes_per_s * (
+            1 - 1e-12
+        )
+        flops = 2 * (SHAPE.num_parameters - SHAPE.head_parameters) * num_seqs
+        assert step_s >= 0.99 * flops / CARD.flops_per_s
+
+
+@given(st.integers(0, 256), contexts, st.integers(1, 20_000), st.integers(0, 100_000))
+def test_no_mixed_step_is_under_the_floor(num_seqs: int, context: int, tokens: int, start: int) -> None:
+    total = num_seqs * context
+    step_s = COSTS.step_time_s(num_seqs + tokens, num_seqs, total, context, (chunk(tokens, start),))
+    matrices = SHAPE.layers * SHAPE.layer_matrix_parameters
+    pairs = total + tokens * start + tokens * (tokens + 1) // 2
+    flops = 2 * matrices * (num_seqs + tokens) + 4 * SHAPE.layers * SHAPE.hidden * pairs
+    num_bytes = SHAPE.read_bytes + (total + start) * SHAPE.kv_bytes_per_token
+    assert step_s >= max(flops / CARD.flops_per_s, num_bytes / CARD.bytes_per_s) * (1 - 1e-12)
+
+
+def test_a_cost_file_faster_than_the_card_is_lifted_to_the_floor() -> None:
+    file = COSTS.file
+    decode = file.decode._replace(slope_s=(0.0,) * len(file.decode.slope_s))
+    linear = file.linear._replace(seconds=(1e-9,) * len(file.linear.seconds))
+    fast = CostModel(file._replace(decode=decode, linear=linear), SHAPE, CARD)
+    base_s, slope_s, _ = fast.decode_curve(4, 4, 0, 0)
+    assert base_s == pytest.approx(SHAPE.read_bytes / CARD.bytes_per_s)
+    assert slope_s == pytest.approx(SHAPE.kv_bytes_per_token / CARD.bytes_per_s)
+    assert fast.parts(4, 4, 4000, 1000)["floor"] > 0
+
+
+def test_a_chunk_costs_what_it_adds() -> None:
+    alone_s = COSTS.step_time_s(512, 0, 0, 0, (chunk(512),))
+    on_context_s = COSTS.step_time_s(512, 0, 0, 0, (chunk(512, 2048),))
+    silent_s = COSTS.step_time_s(512, 0, 0, 0, (chunk(512, emits=False),))
+    assert on_context_s > alone_s
+    assert alone_s - silent_s == pytest.approx(COSTS.file.head.at(1))
+    assert COSTS.recompute_time_s(512, 2048) == on_context_s
+
+
+def test_tokens_beyond_the_table_cost_whole_tiles() -> None:
+    at = COSTS.file.linear.at
+    assert at(5000) == at(40 * 128) == pytest.approx(40 / 32 * at(4096), rel=0.02)
+    assert at(4097) >= at(4096)
+
+
+def test_sequences_beyond_the_table_cost_in_line() -> None:
+    def base_s(num_seqs: int) -> float:
+        return COSTS.file.decode.at(num_seqs)[0]
+
+    assert base_s(300) - base_s(200) == pytest.approx(base_s(400) - base_s(300))
+    assert COSTS.file.decode.at(400)[1] == COSTS.file.decode.at(128)[1]
+
+
+def test_steps_outside_the_measured_range_are_counted() -> None:
+    costs = load_cost_model(SHAPE, CARD)
+    costs.book(10, 128, 128, 128 * 4000)
+    costs.book(10, 0, 4096, 0)
+    assert costs.extrapolated_steps == 0
+    costs.book(3, 129, 129, 129)
+    costs.book(2, 1, 1, 4033)
+    costs.book(1, 0, 4097, 0)
+    assert costs.extrapolated_steps == 6
+
+
+def test_host_time_is_the_presets_and_comes_on_top() -> None:
+    hosted = load_cost_model(SHAPE, CARD, host=HostTerm(base_s=2.9e-3, per_seq_s=0.06e-3))
+    plain = COSTS.step_time_s(8, 8, 800, 100, ())
+    assert hosted.step_time_s(8, 8, 800, 100, ()) - plain == pytest.approx(2.9e-3 + 8 * 0.06e-3)
+    chunks = (chunk(100),)
+    plain = COSTS.step_time_s(108, 8, 800, 100, chunks)
+    assert hosted.step_time_s(108, 8, 800, 100, chunks) - plain == pytest.approx(2.9e-3 + 9 * 0.06e-3)
+    assert hosted.parts(8, 8, 800, 100)["host"] == pytest.approx(2.9e-3 + 8 * 0.06e-3)
+
+
+def test_uneven_contexts_cost_more_when_the_file_says_so() -> None:
+    decode = COSTS.file.decode._replace(uneven_s=1e-9)
+    uneven = CostModel(COSTS.file._replace(decode=decode), SHAPE, CARD)
+    even_s = uneven.step_time_s(4, 4, 400, 100, ())
+    assert even_s == pytest.approx(COSTS.step_time_s(4, 4, 400, 100, ()))
+    assert uneven.step_time_s(4, 4, 400, 300, ()) - even_s == pytest.approx(32 * 1e-9 * 200)
+
+
+def test_swapping_a_sequence_of_1000_tokens() -> None:
+    num_bytes, pieces = 1000 * SHAPE.kv_bytes_per_token, 63 * SHAPE.swap_pieces_per_block()
+    assert COSTS.swap_time_s(num_bytes, pieces) == pytest.approx(49e-3, rel=0.02)
+    assert COSTS.swap_time_s(num_bytes, 1) == pytest.approx(21e-3, rel=0.02)
+
+
+def test_an_empty_step_is_a_broken_plan() -> None:
+    with pytest.raises(ContractError, match="0 tokens"):
+        COSTS.step_time_s(0, 0, 0, 0, ())
+
+
+def test_the_pool_of_an_a100_80gb() -> None:
+    pool = kv_pool(SHAPE, CARD, max_num_batched_tokens=2048, max_num_seqs=256)
+    assert 108_000 <= pool.tokens <= 120_000
+    assert pool.tokens == 16 * pool.num_gpu_blocks
+    assert pool.activation_bytes == 2048 * (4 * 4096 + 4 * 11008) * 2 + 256 * 32000 * 8
+    rest = 0.9 * pool.memory_bytes - pool.weight_bytes - pool.activation_bytes - pool.reserve_bytes
+    assert pool.num_gpu_blocks == rest // pool.block_bytes
+    given_memory = kv_pool(SHAPE, CARD, max_num_batched_tokens=2048, max_num_seqs=256, memory_bytes=40 << 30)
+    assert given_memory.num_gpu_blocks < pool.num_gpu_blocks / 2
+
+
+def test_a_model_too_large_for_the_card_is_a_user_error() -> None:
+    with pytest.raises(ConfigError, match=r"llama-2-70b on a100-80gb leaves no room.*138\.0 GB weights"):
+        kv_pool(model("llama-2-70b"), CARD, max_num_batched_tokens=2048, max_num_seqs=256)
+    with pytest.raises(ConfigError, match=r"gpu_memory_utilization = 1\.5"):
+        kv_pool(SHAPE, CARD, max_num_batched_tokens=2048, max_num_seqs=256, utilization=1.5)
+
+
+def test_the_bound_is_bandwidth_at_few_sequences_and_flops_at_many() -> None:
+    def bound(seqs: int, prompts: float = 0.0) -> float:
+        return bound_output_tokens_per_s(
+            SHAPE,
+            CARD,
+            mean_context_tokens=100,
+            prompt_tokens_per_output_token=prompts,
+            pool_tokens=118_000,
+            max_num_seqs=seqs,
+        )
+
+    assert bound(1) == pytest.approx(1 / floor_of(SHAPE, CARD).decode_s(1, 100))
+    assert bound(256) > 100 * bound(1)
+    flops = 2 * (SHAPE.layers * SHAPE.layer_matrix_parameters * 11 + SHAPE.head_parameters)
+    assert bound(256, prompts=10) == pytest.approx(CARD.flops_per_s / flops, rel=0.01)
+    assert bound(10_000) == bound(1180)
