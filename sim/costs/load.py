@@ -16,8 +16,7 @@ DATA_DIR = Path(__file__).with_name("data")
 def load_cost_model(
     shape: ModelShape, card: Card, cost_model: str = "calibrated", host: HostTerm = NO_HOST
 ) -> CostModel:
-    """The cost model of ``shape`` on ``card``: the shipped cost file for ``"calibrated"``, else the file
-    named.
+    """The cost model of ``shape`` on ``card``, from the shipped cost file for ``"calibrated"``, else a path.
 
     CostFileError when no file is shipped for the pair, or when the file is for another model or card.
     """

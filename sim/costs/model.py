@@ -1,5 +1,4 @@
-"""The calibrated cost model: seconds of a step from the terms of a cost file, never below the floor of the
-card.
+"""The calibrated cost model: seconds of a step from the terms of a cost file, never below the card's floor.
 
     step = L x (linear(tokens) + decode attention + prefill attention) + head(rows that yield a token) + host
 
@@ -69,9 +68,9 @@ class CostModel:
     def decode_curve(
         self, num_seqs: int, num_tokens: int, sum_context: int, max_context: int
     ) -> tuple[float, float, int]:
-        """(base_s, slope_s, steps) of a quiet run: step i < steps lasts base_s + slope_s * (sum_context +
-        i*num_seqs).
+        """(base_s, slope_s, steps) of a quiet run.
 
+        Step i < steps lasts ``base_s + slope_s * (sum_context + i * num_seqs)``.
         ``num_seqs`` sequences decode; ``num_tokens`` rows are charged to the linear part (padding included).
         """
         curve = self._curves.get((num_seqs, num_tokens))
@@ -85,9 +84,11 @@ class CostModel:
     def step_time_s(
         self, num_tokens: int, num_seqs: int, sum_context: int, max_context: int, chunks: Sequence[Chunk]
     ) -> float:
-        """Seconds of a step, host time included. ``num_tokens`` counts decode rows, padding and chunk tokens;
-        contexts are those of the decoding rows. Equal to the curve's first step, bit for bit, if nothing
-        prefills."""
+        """Seconds of a step, host time included.
+
+        ``num_tokens`` counts decode rows, padding and chunk tokens; contexts are those of the decoding rows. If
+        nothing prefills it equals the first step of the curve, bit for bit.
+        """
         if not chunks:
             base_s, slope_s, _ = self.decode_curve(num_seqs, num_tokens, sum_context, max_context)
             return base_s + slope_s * sum_context
@@ -113,13 +114,11 @@ class CostModel:
         return self.file.swap.at(num_bytes, pieces)
 
     def recompute_time_s(self, num_tokens: int, context: int) -> float:
-        """Seconds of a step that does nothing but compute ``num_tokens`` again on top of ``context`` cached
-        ones."""
+        """Seconds of a step that only computes ``num_tokens`` again on top of ``context`` cached ones."""
         return self.step_time_s(num_tokens, 0, 0, 0, (Chunk(0, context, num_tokens, True),))
 
     def book(self, steps: int, num_seqs: int, num_tokens: int, sum_context: int) -> None:
-        """Count ``steps`` as extrapolated if they lie outside what was measured (sequences, tokens, mean
-        context)."""
+        """Count ``steps`` as extrapolated if sequences, tokens or mean context exceed what was measured."""
         decode = self.file.decode
         if (
             num_tokens > self.file.linear.num_tokens[-1]
@@ -131,8 +130,7 @@ class CostModel:
     def parts(
         self, num_tokens: int, num_seqs: int, sum_context: int, max_context: int, chunks: Sequence[Chunk] = ()
     ) -> dict[str, float]:
-        """Seconds of a step by term; ``floor`` is what lifts the sum to the hardware's limit. For people, not
-        hot."""
+        """Seconds of a step by term, for people; ``floor`` is what lifts the sum to the hardware's limit."""
         prefill = self.file.prefill
         num_rows = num_seqs + sum(chunk.emits for chunk in chunks)
         prefill_s = sum(self.shape.layers * prefill.at(chunk.num_tokens, chunk.start) for chunk in chunks)
