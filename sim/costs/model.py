@@ -86,8 +86,8 @@ class CostModel:
     ) -> float:
         """Seconds of a step, host time included.
 
-        ``num_tokens`` counts decode rows, padding and chunk tokens; contexts are those of the decoding rows. If
-        nothing prefills it equals the first step of the curve, bit for bit.
+        ``num_tokens`` counts decode rows, padding and chunk tokens; contexts are those of the decoding rows.
+        If nothing prefills it equals the first step of the curve, bit for bit.
         """
         if not chunks:
             base_s, slope_s, _ = self.decode_curve(num_seqs, num_tokens, sum_context, max_context)
