@@ -1,0 +1,132 @@
+"""Static batching after FasterTransformer: a batch starts when nothing runs, and nobody joins it.
+
+Prompts are prefilled together in one step, padded to the longest; then the batch decodes until its last
+request ends.
+"""
+
+from __future__ import annotations
+
+from policies.core.errors import ContractError
+from policies.core.kv import KvManager
+from policies.core.plan import BatchRow, Chunk, Grant, Horizon, Idle, Load, StepPlan, StepResult
+from policies.core.request import RequestId
+from policies.core.rows import Row
+from policies.systems.base import BatchingPolicy
+
+_FOREVER = 1 << 40
+
+
+class Static(BatchingPolicy):
+    """Batches of at most ``max_num_seqs`` requests, each with one slot (block) of ``max_model_len`` tokens.
+
+    ``return_early=False``: a request that ends (or whose client leaves) keeps its slot until the whole batch
+    ends, and the steps go on being charged for it as if it decoded; answers return together
+    (``Engine(deliver_at_batch_end= True)``). An abort of the last live request is noticed at the end of the
+    next step. ``return_early=True``: it leaves at once and frees its slot, which stays empty until the batch
+    ends.
+
+    Padding is charged in ``num_tokens`` of the prefill step (batch x longest); chunks tell each prompt's own
+    length.
+    """
+
+    def __init__(
+        self, kv: KvManager, *, max_num_seqs: int, max_model_len: int, return_early: bool = False
+    ) -> None:
+        super().__init__(kv, max_num_seqs=max_num_seqs, max_model_len=max_model_len, grows=False)
+        self.return_early = return_early
+        self._ended: dict[RequestId, int] = {}
+        self._sum_ended_steps = 0
+
+    # -- steps -----------------------------------------------------------------------------------------------
+
+    def schedule(self, now_s: float) -> StepPlan | Idle:
+        """Go on with the batch, or start one from the head of the queue."""
+        if self.running:
+            return self.make_plan(decode=True, limited_by=self._limit())
+        if not self.waiting:
+            idle = Idle("no_requests", None, tuple(self._leaves))
+            self._leaves.clear()
+            return idle
+        joins, chunks = self._start_batch()
+        plan = self.make_plan(decode=True, chunks=chunks, joins=joins, limited_by=self._limit())
+        longest = max([chunk.num_tokens for chunk in chunks])
+        return plan._replace(num_tokens=len(chunks) * longest)
+
+    def _limit(self) -> str:
+        return "batch" if self.waiting else "arrivals"
+
+    def _start_batch(self) -> tuple[list[Grant], list[Chunk]]:
+        """Take requests from the head of the queue, as many as there are slots and places."""
+        joins: list[Grant] = []
+        chunks: list[Chunk] = []
+        for _ in range(min(len(self.waiting), self.max_num_seqs, self.kv.num_free)):
+            row = self.waiting.popleft()
+            self.enter(row)
+            joins.append((row.id, self.kv.open(row.id, 1)))
+            chunks.append(Chunk(row.id, 0, row.prompt_tokens, True))
+            row.num_computed_tokens = row.prompt_tokens
+        if not chunks:
+            raise ContractError("static batching with a pool that holds not one slot")
+        return joins, chunks
+
+    def horizon(self) -> Horizon:
+        """A batch goes on until its last request ends. Arrivals can only wait; the first is to be seen."""
+        if len(self._ended) == len(self.running):
+            return Horizon(0, True)
+        return Horizon(_FOREVER, not self.waiting)
+
+    def on_step_end(self, result: StepResult) -> None:
+        """Book one token for each live row; free each row that ended, or the batch once all of it has."""
+        if self.return_early:
+            super().on_step_end(result)
+            return
+        super().on_step_end(result._replace(finished=()) if result.finished else result)
+        for finish in result.finished:
+            self._end(finish.id)
+        if len(self._ended) == len(self.running):
+            self._end_batch()
+
+    def _end(self, request_id: RequestId) -> None:
+        """Let a row idle in its slot from now on."""
+        self._ended[request_id] = self.decode.steps
+        self._sum_ended_steps += self.decode.steps
+
+    def _end_batch(self) -> None:
+        for row in list(self.running.values()):
+            self.remove(row)
+        self._ended.clear()
+        self._sum_ended_steps = 0
+
+    # -- aborts ----------------------------------------------------------------------------------------------
+
+    def on_abort(self, request_id: RequestId) -> int:
+        """Forget a request; one of a batch that returns together leaves its slot occupied."""
+        row = self.running.get(request_id)
+        if row is None or self.return_early:
+            return super().on_abort(request_id)
+        produced = self._num_tokens(row) - row.prompt_tokens
+        if request_id not in self._ended:
+            self._end(request_id)
+        return produced
+
+    def _num_tokens(self, row: Row) -> int:
+        """Tokens that a row of the running batch really has."""
+        return row.offset + self._ended.get(row.id, self.decode.steps)
+
+    # -- views -----------------------------------------------------------------------------------------------
+
+    @property
+    def num_emitting(self) -> int:
+        """Decoding rows that have not ended."""
+        return len(self.decode.rows) - len(self._ended)
+
+    def batch_order(self) -> list[BatchRow]:
+        """All rows of the batch; those that have ended compute, but emit nothing."""
+        order = super().batch_order()
+        return [row._replace(emits=False) if row.id in self._ended else row for row in order]
+
+    def load(self) -> Load:
+        """As everywhere; rows that ended store no more tokens than they had."""
+        load = super().load()
+        idle_tokens = len(self._ended) * self.decode.steps - self._sum_ended_steps
+        return load._replace(stored_tokens=load.stored_tokens - idle_tokens) if idle_tokens else load
