@@ -32,7 +32,10 @@ class Clock(dict[str, float]):
     def many(self, texts: Sequence[str]) -> list[float]:
         """Seconds of each text; raises ValueError or IndexError if one of them needs a closer look."""
         within = [float(text[_MINUTE + 1 :]) for text in texts]
-        if not (min(within) >= 0 and max(within) < 60 and {text[_MINUTE] for text in texts} == {":"}):
+        # Any nan makes the sum nan, and no comparison with it holds.
+        if not (min(within) >= 0 and max(within) < 60 and sum(within) >= 0):
+            raise ValueError
+        if {text[_MINUTE] for text in texts} != {":"}:
             raise ValueError
         return [self[text[:_MINUTE]] + second for text, second in zip(texts, within, strict=True)]
 

@@ -43,9 +43,9 @@ class Columns:
             nothing = TraceRow._field_defaults[name]
             column = self._extras.setdefault(name, [nothing] * held)
             column.extend(block.extras.get(name, repeat(nothing, added)))
-        self.arrival_s.extend(block.arrival_s)
-        self._prompt_tokens.extend(block.prompt_tokens)
-        self._output_tokens.extend(block.output_tokens)
+        self.arrival_s.fromlist(block.arrival_s)
+        self._prompt_tokens.fromlist(block.prompt_tokens)
+        self._output_tokens.fromlist(block.output_tokens)
 
     def sort(self) -> list[int]:
         """Sorts by arrival, equal times as they were; parents follow. Returns the old number of each row."""

@@ -56,7 +56,7 @@ def detect(path: str, header: Header) -> Layout:
 
 
 def _best_of(formats: tuple[Format, ...], path: str, header: Header, names: list[str]) -> Format:
-    """The format that shares most columns with the file; raises TraceError unless all required ones are there."""
+    """The format that shares most columns with the file; raises TraceError if one is missing."""
     best = max(formats, key=lambda known: sum(name in names for name in known.required))
     missing = [name for name in best.required if name not in names]
     if len(missing) == len(best.required):

