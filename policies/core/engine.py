@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from policies.core.errors import ContractError, Stuck
-from policies.core.plan import Finish, Grant, Idle, StepPlan, StepResult
+from policies.core.plan import Finish, Grant, Idle, StepPlan, StepResult, Transfer
 from policies.core.protocols import Policy, StepObserver
 from policies.core.request import Request, RequestId
 
@@ -34,8 +34,10 @@ class Engine:
     def refuse(self, request: Request, now_s: float) -> Finish | None:
         """The end of a request that the engine refuses at its door, at the moment it comes; None to take it."""
         reason = self.policy.refusal(request)
-        if reason is None:
-            return None
+        return None if reason is None else self.turn_away(request, reason, now_s)
+
+    def turn_away(self, request: Request, reason: str, now_s: float) -> Finish:
+        """End a request before the policy sees it."""
         finish = Finish(request.id, reason, 0)
         if self.observer is not None:
             self.observer.on_arrival(request, now_s)
@@ -54,9 +56,19 @@ class Engine:
 
     def abort(self, request_id: RequestId, now_s: float) -> Finish:
         """The client of an unfinished request went away."""
-        finish = Finish(request_id, "abort", self.policy.on_abort(request_id))
+        for finish in self._undelivered:
+            if finish.id == request_id:
+                self._undelivered.remove(finish)
+                break
+        else:
+            finish = Finish(request_id, "abort", self.policy.on_abort(request_id))
+        finish = finish._replace(reason="abort")
         self._end((finish,), now_s)
         return finish
+
+    def awaits_delivery(self, request_id: RequestId) -> bool:
+        """True for a request whose tokens are all made and whose client does not have them yet."""
+        return any(finish.id == request_id for finish in self._undelivered)
 
     def plan(self, now_s: float) -> StepPlan | Idle:
         """The next step. Requests that the policy itself ended (``plan.rejected``) have ended now."""
@@ -99,10 +111,16 @@ class Engine:
             self._undelivered += finished
             if not self._undelivered or self.policy.load().running:
                 return ()
-            finished, self._undelivered = self._undelivered, []
+            finished = tuple(self._undelivered)
+            self._undelivered.clear()
         if finished:
             self._end(finished, result.end_s)
         return finished
+
+    def transfer_done(self, transfer: Transfer) -> None:
+        """A non-blocking transfer of an earlier plan has ended."""
+        self.policy.kv.transfer_done(transfer)
+        self.policy.on_transfer_done(transfer)
 
     def _end(self, finished: Sequence[Finish], now_s: float) -> None:
         self.num_unfinished -= len(finished)

@@ -183,10 +183,24 @@ class DecodeSet:
         self.steps += steps
         self.sum_context += steps * len(self.rows)
 
-    def free_steps(self) -> int:
-        """A number of steps, after those granted, in which free blocks surely suffice."""
+    def free_steps(self, keep: int = 0) -> int:
+        """A number of steps, after those granted, that surely leave ``keep`` blocks free; exact when fewer than a
+        block per row is left."""
         rows = len(self.rows)
-        return self._size * (self._kv.pool.num_free // rows) if self._size and rows else 1 << 40
+        if not self._size or not rows:
+            return 1 << 40
+        free = self._kv.pool.num_free - keep
+        if free >= rows:
+            return self._size * (free // rows)
+        steps, sizes = -1, self._sizes
+        while free >= 0:
+            steps += 1
+            free -= sizes[(self._granted + steps) % self._size]
+        return max(steps, 0)
+
+    def reordered(self) -> None:
+        """The policy has given rows new places in the running list."""
+        self._in_order = False
 
     def residues(self) -> tuple[tuple[int, ...], int]:
         """Rows by residue of the step at which they need a block, and the residue of the next step."""

@@ -38,6 +38,10 @@ class StopCalendar:
         self._due: dict[RequestId, int] = {}
         self._heap: list[tuple[int, RequestId]] = []
 
+    def __contains__(self, request_id: RequestId) -> bool:
+        """True while the request has tokens to make."""
+        return request_id in self._stops
+
     def add(self, request_id: RequestId, stop: Stop) -> None:
         """A request of which ``stop`` says how it ends."""
         self._stops[request_id] = stop

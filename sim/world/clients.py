@@ -1,0 +1,121 @@
+"""Who sends requests: a trace or generator in open loop, or clients that wait for their answers."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Generator, Iterator
+from typing import Protocol
+
+from simpy.events import Event
+
+from policies.core.plan import Finish
+from policies.core.request import Request, RequestId
+from policies.core.stops import Stop, stop_of
+from sim.world.clock import At, Clock
+from traces.workload.rows import TraceRow
+
+
+class Entrance(Protocol):
+    """Takes requests and aborts; a replica, or whatever stands before several."""
+
+    def arrive(self, request: Request, stop: Stop) -> Finish | None:
+        """A request comes in now; returns its end if it is refused."""
+
+    def turn_away(self, request: Request, reason: str) -> Finish:
+        """A request comes in now and is not let in."""
+
+    def abort(self, request_id: RequestId) -> None:
+        """A client goes away now."""
+
+
+class Clients:
+    """Sends rows as requests. ``unanswered`` holds those without an answer yet, with the tokens they will make."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        entrance: Entrance,
+        *,
+        max_model_len: int,
+        reject_over_length: bool = False,
+    ) -> None:
+        self.offered = 0
+        self.unanswered: dict[RequestId, int] = {}
+        self.on_answer: Callable[[RequestId, float], None] = lambda request_id, now_s: None
+        self._clock, self._entrance = clock, entrance
+        self._max_model_len = max_model_len
+        self._reject_over_length = reject_over_length
+
+    def send(self, number: int, row: TraceRow, now_s: float) -> None:
+        """Send row ``number`` of the workload now."""
+        limit = row.output_tokens if row.max_tokens is None else row.max_tokens
+        request = Request(number, now_s, row.prompt_tokens, limit, row.priority, row.client_id, None, row.segments)
+        self.offered += 1
+        stop = stop_of(request, row.output_tokens, self._max_model_len)
+        self.unanswered[number] = stop.num_output_tokens
+        if self._reject_over_length and row.prompt_tokens + row.output_tokens > self._max_model_len:
+            refused: Finish | None = self._entrance.turn_away(request, "over_length")
+        else:
+            refused = self._entrance.arrive(request, stop)
+        if refused is not None:
+            self.answer(refused, now_s)
+        elif row.abort_after_s is not None:
+            self._clock.call_at(now_s + row.abort_after_s, At.ABORT, lambda event: self._give_up(number))
+
+    def answer(self, finish: Finish, now_s: float) -> None:
+        """A request ended and its client knows."""
+        self.unanswered.pop(finish.id, None)
+        self.on_answer(finish.id, now_s)
+
+    def _give_up(self, number: int) -> None:
+        if number in self.unanswered:
+            self._entrance.abort(number)
+
+
+def open_loop(clock: Clock, clients: Clients, rows: Iterator[TraceRow]) -> None:
+    """Start a source that sends each row at its time, or when the row it follows has been answered, if later."""
+    followers: dict[RequestId, list[tuple[int, TraceRow]]] = defaultdict(list)
+    held: set[int] = set()
+
+    def source() -> Generator[Event, None, None]:
+        now = clock.now
+        for number, row in enumerate(rows):
+            if row.arrival_s > now:
+                now = row.arrival_s
+                yield clock.event_at(now, At.ARRIVAL)
+            parent = row.parent_id
+            if parent is not None and (parent in clients.unanswered or parent in held):
+                held.add(number)
+                followers[parent].append((number, row))
+            else:
+                clients.send(number, row, now)
+
+    def send_followers(request_id: RequestId, now_s: float) -> None:
+        for number, row in followers.pop(request_id, ()):
+            clock.call_at(now_s, At.ARRIVAL, lambda event, number=number, row=row: release(number, row))  # type: ignore[misc]
+
+    def release(number: int, row: TraceRow) -> None:
+        held.discard(number)
+        clients.send(number, row, clock.now)
+
+    clients.on_answer = send_followers
+    clock.process(source())
+
+
+def closed_loop(
+    clock: Clock, clients: Clients, rows: Iterator[TraceRow], *, concurrency: int, think_time_s: float
+) -> None:
+    """Start ``concurrency`` clients; each takes the next row ``think_time_s`` after its last answer."""
+    numbered = enumerate(rows)
+
+    def send_next(event: Event) -> None:
+        item = next(numbered, None)
+        if item is not None:
+            clients.send(*item, clock.now)
+
+    def think(request_id: RequestId, now_s: float) -> None:
+        clock.call_at(now_s + think_time_s, At.ARRIVAL, send_next)
+
+    clients.on_answer = think
+    for _ in range(concurrency):
+        clock.call_at(clock.now, At.ARRIVAL, send_next)

@@ -1,0 +1,296 @@
+"""One simulated engine: it plans, lets the cost model say how long the plan takes, and books the result at its end."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+from simpy.events import Event
+
+from policies.core.engine import Engine
+from policies.core.plan import Chunk, Finish, Idle, QuietRun, StepPlan, StepResult, Transfer
+from policies.core.request import Request, RequestId
+from policies.core.stops import Stop, StopCalendar
+from sim.world.clock import At, Clock
+
+
+class StepCosts(Protocol):
+    """Durations of steps, in seconds."""
+
+    def decode_curve(
+        self, num_seqs: int, num_tokens: int, sum_context: int, max_context: int
+    ) -> tuple[float, float, int]:
+        """``(base_s, slope_s, steps)`` of a quiet run, valid for that many steps."""
+
+    def step_time_s(
+        self, num_tokens: int, num_seqs: int, sum_context: int, max_context: int, chunks: Sequence[Chunk]
+    ) -> float:
+        """Duration of one step of any kind, without transfers."""
+
+    def swap_time_s(self, num_bytes: int, pieces: int) -> float:
+        """Duration of one transfer."""
+
+
+class SwapLink(NamedTuple):
+    """What a transfer of KV blocks costs: bytes and copies a block."""
+
+    block_bytes: int = 0
+    pieces_per_block: int = 1
+
+
+class Counts:
+    """How the replica spent its steps."""
+
+    def __init__(self) -> None:
+        self.plans = 0
+        self.quiet_plans = 0
+        self.quiet_steps = 0
+
+
+class Replica:
+    """Drives one engine on the simulated clock.
+
+    A quiet run is jumped over: one event at its end, which is where the policy's horizon, the next row that stops, or
+    the cost model's next knot ends it. What comes in meanwhile waits in the inbox for a step boundary, as it would for a
+    real engine; if it can matter, the jump is cut at the first boundary at or after it. Nothing is booked before it ends.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        engine: Engine,
+        costs: StepCosts,
+        on_end: Callable[[Sequence[Finish], float], None],
+        *,
+        link: SwapLink,
+        skip_ahead: bool = True,
+    ) -> None:
+        self.counts = Counts()
+        self.last_boundary_s = 0.0
+        self._clock, self._engine, self._costs, self._on_end = clock, engine, costs, on_end
+        self._link = link
+        self._skip_ahead = skip_ahead
+        self._calendar = StopCalendar()
+        self._arrivals: deque[tuple[Request, Stop]] = deque()
+        self._aborts: list[RequestId] = []
+        self._plan: StepPlan | None = None
+        self._plan_is_due = False
+        self._stopping = False
+        self._run: QuietRun | None = None
+        self._knot = 0
+        self._first = 0
+        self._target = 1
+        self._step = 0
+        self._start_s = 0.0
+        self._arrivals_matter = True
+        self._version = 0
+        self._transfers: dict[int, Transfer] = {}
+        self._transfers_done: list[int] = []
+        self._link_free_s = 0.0
+
+    # -- what comes in -----------------------------------------------------------------------------------------------
+
+    def arrive(self, request: Request, stop: Stop) -> Finish | None:
+        """A request comes in now; returns its end if the engine refuses it at the door."""
+        now = self._clock.now
+        refused = self._engine.refuse(request, now)
+        if refused is None:
+            self._arrivals.append((request, stop))
+            if self._plan is None:
+                self._plan_soon()
+            elif self._arrivals_matter:
+                self._cut(now)
+        return refused
+
+    def turn_away(self, request: Request, reason: str) -> Finish:
+        """A request comes in now and is not let in."""
+        return self._engine.turn_away(request, reason, self._clock.now)
+
+    def abort(self, request_id: RequestId) -> None:
+        """A client goes away now; the engine sees it at the next step boundary."""
+        self._aborts.append(request_id)
+        if self._plan is None:
+            self._plan_soon()
+        else:
+            self._cut(self._clock.now)
+
+    def stop(self) -> None:
+        """End at the first step boundary from now on."""
+        self._stopping = True
+        if self._plan is None:
+            self._clock.end()
+        else:
+            self._cut(self._clock.now)
+
+    def _plan_soon(self) -> None:
+        if not self._plan_is_due:
+            self._plan_is_due = True
+            self._clock.call_at(self._clock.now, At.PLAN, self._on_plan)
+
+    def _cut(self, time_s: float) -> None:
+        """End the jump at the first step boundary at or after ``time_s``."""
+        run = self._run
+        if run is not None and self._target > 1:
+            first = self._first
+            target = run.steps_until(time_s, first + 1, first + self._target) - first
+            if target < self._target:
+                self._end_at(run.end_s(first + target), target)
+
+    # -- steps -------------------------------------------------------------------------------------------------------
+
+    def _on_plan(self, event: Event) -> None:
+        self._plan_is_due = False
+        if self._plan is None and not self._stopping:
+            self._take_in(self._clock.now)
+            self._begin(self._clock.now)
+
+    def _begin(self, now_s: float) -> None:
+        """Plan the next step and start it."""
+        plan = self._engine.plan(now_s)
+        if plan.rejected:
+            for finish in plan.rejected:
+                self._calendar.remove(finish.id)
+            self._on_end(plan.rejected, now_s)
+        if isinstance(plan, Idle):
+            self._plan = self._run = None
+            if plan.wake_at_s is not None:
+                self._clock.call_at(plan.wake_at_s, At.PLAN, self._on_plan)
+            return
+        self.counts.plans += 1
+        self._calendar.apply(plan)
+        self._plan, self._step, self._start_s = plan, plan.step, now_s
+        if plan.is_quiet:
+            self._begin_quiet(plan, now_s)
+        else:
+            self._run = None
+            self._arrivals_matter = True
+            self._end_at(now_s + self._duration_s(plan, now_s), 1)
+
+    def _begin_quiet(self, plan: StepPlan, now_s: float) -> None:
+        """Start a quiet run, or go on with the one whose rows this plan keeps."""
+        self.counts.quiet_plans += 1
+        run = self._run
+        if run is None or plan.changes_batch or self._first >= self._knot:
+            num_seqs, num_tokens, context = plan.num_seqs, plan.num_tokens, plan.sum_context
+            base_s, slope_s, self._knot = self._costs.decode_curve(num_seqs, num_tokens, context, plan.max_context)
+            run = self._run = QuietRun(now_s, base_s, slope_s, context, num_seqs)
+            self._first = 0
+        target = 1
+        if self._skip_ahead:
+            horizon, self._arrivals_matter = self._engine.policy.horizon()
+            target = min(self._knot - self._first, horizon + 1, self._calendar.steps_to_stop())
+        self._end_at(run.end_s(self._first + target), target)
+
+    def _end_at(self, time_s: float, target: int) -> None:
+        self._target = target
+        self._version = version = self._version + 1
+        self._clock.call_at(time_s, At.STEP_END, lambda event: self._on_step_end(version))
+
+    def _duration_s(self, plan: StepPlan, now_s: float) -> float:
+        """Blocking transfers one after the other, then the step."""
+        duration_s = self._costs.step_time_s(
+            plan.num_tokens, plan.num_seqs, plan.sum_context, plan.max_context, plan.chunks
+        )
+        for transfer in plan.transfers:
+            done_s = self._transfer(transfer, now_s)
+            if transfer.blocking:
+                duration_s += done_s - now_s
+                now_s = done_s
+        return duration_s
+
+    def _transfer(self, transfer: Transfer, now_s: float) -> float:
+        """Queue a transfer on the link; returns when it is done."""
+        link = self._link
+        blocks = len(transfer.src)
+        took_s = self._costs.swap_time_s(blocks * link.block_bytes, blocks * link.pieces_per_block)
+        self._link_free_s = done_s = max(now_s, self._link_free_s) + took_s
+        if not transfer.blocking:
+            self._transfers[transfer.key] = transfer
+            self._clock.call_at(done_s, At.TRANSFER, lambda event: self._on_transfer(transfer.key))
+        return done_s
+
+    def _on_transfer(self, key: int) -> None:
+        self._transfers_done.append(key)
+        if self._plan is None:
+            self._plan_soon()
+        else:
+            self._cut(self._clock.now)
+
+    # -- boundaries --------------------------------------------------------------------------------------------------
+
+    def _on_step_end(self, version: int) -> None:
+        if version != self._version:
+            return
+        clock = self._clock
+        now = clock.now
+        run = self._run
+        if run is None:
+            self._book(now, 1)
+        else:
+            self._book_run(run, self._first + self._target)
+        self.last_boundary_s = now
+        self._plan = None
+        if self._stopping:
+            clock.end()
+            return
+        if clock.peek() > now:
+            if self._arrivals or self._aborts or self._transfers_done:
+                self._take_in(now)
+            self._begin(now)
+        else:
+            self._plan_soon()
+
+    def _book_run(self, run: QuietRun, end: int) -> None:
+        """Book the steps of a jump, in pieces where requests came in that changed nothing but the queue."""
+        while self._arrivals:
+            cut = run.steps_until(self._arrivals[0][0].arrival_s, self._first + 1, end)
+            if cut >= end:
+                break
+            now_s = run.end_s(cut)
+            self._book(now_s, cut - self._first)
+            self._take_in(now_s)
+            self._engine.carry_on(now_s)
+        self._book(run.end_s(end), end - self._first)
+
+    def _book(self, end_s: float, steps: int) -> None:
+        plan, run, first = self._plan, self._run, self._first
+        assert plan is not None
+        if steps > 1:
+            self._engine.skip(steps - 1)
+        finished = self._calendar.complete(plan, steps)
+        result = StepResult(self._step, self._start_s, end_s, steps, finished, run, first)
+        self._step += steps
+        self._start_s = end_s
+        if run is not None:
+            self._first = first + steps
+            self.counts.quiet_steps += steps
+        ended = self._engine.complete(result)
+        if ended:
+            self._on_end(ended, end_s)
+
+    def _take_in(self, now_s: float) -> None:
+        """Hand over what came in by ``now_s``: ends of transfers, then aborts, then arrivals."""
+        for key in self._transfers_done:
+            self._engine.transfer_done(self._transfers.pop(key))
+        self._transfers_done.clear()
+        if self._aborts:
+            self._apply_aborts(now_s)
+        arrivals = self._arrivals
+        while arrivals and arrivals[0][0].arrival_s <= now_s:
+            request, stop = arrivals.popleft()
+            self._calendar.add(request.id, stop)
+            self._engine.add(request, now_s)
+
+    def _apply_aborts(self, now_s: float) -> None:
+        for request_id in self._aborts:
+            for item in self._arrivals:
+                if item[0].id == request_id:
+                    self._arrivals.remove(item)
+                    self._calendar.add(request_id, item[1])
+                    self._engine.add(item[0], now_s)
+                    break
+            if request_id in self._calendar or self._engine.awaits_delivery(request_id):
+                self._calendar.remove(request_id)
+                self._on_end((self._engine.abort(request_id, now_s),), now_s)
+        self._aborts.clear()
