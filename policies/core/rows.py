@@ -18,30 +18,18 @@ class Row:
     list: rows that entered later have a larger one.
     """
 
-    __slots__ = (
-        "content",
-        "id",
-        "is_decoding",
-        "num_computed_tokens",
-        "num_tokens",
-        "offset",
-        "order",
-        "prompt_tokens",
-        "request",
-        "table",
-    )
+    num_computed_tokens = 0
+    order = 0
+    offset = 0
+    is_decoding = False
+    content: Content | None = None
+    table: list[int]
 
     def __init__(self, request: Request) -> None:
         self.request = request
         self.id = request.id
         self.prompt_tokens = request.prompt_tokens
         self.num_tokens = request.prompt_tokens
-        self.num_computed_tokens = 0
-        self.order = 0
-        self.offset = 0
-        self.is_decoding = False
-        self.content: Content | None = None
-        self.table: list[int] = []
 
 
 class DecodeSet:
@@ -135,10 +123,7 @@ class DecodeSet:
         """Give each row that needs a block in the next step one, in running order."""
         step = self.steps
         self._granted = step + 1
-        if not self._size:
-            return []
-        bucket = self._buckets[step % self._size]
-        return self._grant(bucket) if bucket else []
+        return self._grant(step, step + 1) if self._size else []
 
     def granted_elsewhere(self) -> None:
         """The policy has given the blocks of the next step itself, row by row."""
@@ -148,23 +133,30 @@ class DecodeSet:
         """Blocks of ``steps`` steps after those granted so far, in step order."""
         start = self._granted
         self._granted = start + steps
-        if not self._size:
-            return []
-        grants: list[Grant] = []
-        for step in range(start, start + steps):
-            bucket = self._buckets[step % self._size]
+        return self._grant(start, start + steps) if self._size else []
+
+    def _grant(self, start: int, end: int) -> list[Grant]:
+        """Blocks of steps ``start`` to ``end - 1``, in step order and in running order within a step."""
+        size, buckets = self._size, self._buckets
+        ids: list[RequestId] = []
+        tables: list[list[int]] = []
+        for step in range(start, end):
+            bucket = buckets[step % size]
             if bucket:
-                grants += self._grant(bucket)
+                if not self._in_order:
+                    bucket = self._sorted(bucket)
+                ids += bucket
+                tables += bucket.values()
+        if not ids:
+            return []
+        grants = self._kv.grant(ids, tables)
+        if self._hashed:
+            self._cache(ids, growing=1)
         return grants
 
-    def _grant(self, bucket: dict[RequestId, list[int]]) -> list[Grant]:
-        if not self._in_order and len(bucket) > 1:
-            rows = self.rows
-            bucket = {key: bucket[key] for key in sorted(bucket, key=lambda key: rows[key].order)}
-        grants = self._kv.grant(bucket)
-        if self._hashed:
-            self._cache(bucket, growing=1)
-        return grants
+    def _sorted(self, bucket: dict[RequestId, list[int]]) -> dict[RequestId, list[int]]:
+        rows = self.rows
+        return {key: bucket[key] for key in sorted(bucket, key=lambda key: rows[key].order)}
 
     def _cache(self, bucket: Iterable[RequestId], *, growing: int) -> None:
         """Enter all blocks of the hashed rows of a bucket, except the last ``growing`` ones."""
