@@ -15,7 +15,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 
 
@@ -76,5 +75,7 @@ class ContractError(BatchscopeError):
 
 def closest(word: str, choices: Iterable[str]) -> str:
     """``"; did you mean 'x'?"`` for the most similar choice, or an empty string."""
+    import difflib  # only a wrong name pays for it
+
     match = difflib.get_close_matches(word, list(choices), n=1, cutoff=0.5)
     return f"; did you mean '{match[0]}'?" if match else ""

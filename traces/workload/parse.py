@@ -65,8 +65,8 @@ class Parser:
         width, places = self._layout.width, self._layout.places
         text = "".join(texts)
         if '"' not in text:
-            # Line ends become cells of their own: where every one is in its place, every row has its width. This is
-            # three times as fast as the csv module, and as right where nothing is quoted.
+            # Line ends become cells of their own: where every one is in its place, every row has its width.
+            # This is three times as fast as the csv module, and as right where nothing is quoted.
             cells = text.removesuffix("\n").replace("\n", ",\n,").split(",")
             if (
                 cells[width :: width + 1].count("\n") == len(texts) - 1
