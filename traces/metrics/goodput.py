@@ -1,0 +1,61 @@
+"""Requests that meet all stated limits."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from policies.core.request import Slo
+from traces.metrics.requests import OUTCOMES, RequestColumns
+
+_MISSED = [OUTCOMES.index(name) for name in ("rejected", "failed")]
+
+
+class Goodput(NamedTuple):
+    """``met`` of ``judged`` requests meet every limit. Rejected and failed ones are misses.
+
+    Left out of both and counted: ``unfinished`` (cut off by the end of the run), ``aborted`` (the client went away),
+    ``unmeasurable`` (completed, but a limit has nothing to judge: TPOT of one token). The inter-token limit is judged
+    by ``itl_judged_by``, as single token times are not kept.
+    """
+
+    requests_per_s: float
+    attainment: float | None
+    met: int
+    judged: int
+    unfinished: int
+    aborted: int
+    unmeasurable: int
+    itl_judged_by: str = "tpot_s"
+
+
+def goodput(requests: RequestColumns, limits: Slo, duration_s: float) -> Goodput:
+    """How many requests meet all ``limits``, per second of the run and as a share."""
+    measured = {
+        "ttft_s": requests.first_token_s - requests.arrival_s,
+        "itl_s": requests.tpot_s(),
+        "tpot_s": requests.tpot_s(),
+        "e2e_s": requests.finish_s - requests.arrival_s,
+    }
+    meets = requests.is_finished
+    known = requests.is_finished
+    for name, limit in limits._asdict().items():
+        if limit is not None:
+            meets = meets & (measured[name] <= limit)
+            known = known & ~np.isnan(measured[name])
+    met = int(np.count_nonzero(meets & known))
+    judged = int(np.count_nonzero(known | np.isin(requests.outcome, _MISSED)))
+    return Goodput(
+        requests_per_s=met / duration_s if duration_s > 0.0 else 0.0,
+        attainment=met / judged if judged else None,
+        met=met,
+        judged=judged,
+        unfinished=_count(requests, "unfinished"),
+        aborted=_count(requests, "aborted"),
+        unmeasurable=int(np.count_nonzero(requests.is_finished & ~known)),
+    )
+
+
+def _count(requests: RequestColumns, name: str) -> int:
+    return int(np.count_nonzero(requests.outcome == OUTCOMES.index(name)))

@@ -1,0 +1,113 @@
+"""Columns of all requests of a run, and the latencies and counts they give."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from traces.metrics.stats import Stats, describe
+from traces.record.columns import RequestTable
+from traces.record.schema import outcome
+
+OUTCOMES = ("finished", "rejected", "aborted", "failed", "unfinished")
+FINISHED = OUTCOMES.index("finished")
+REJECTED = OUTCOMES.index("rejected")
+UNFINISHED = OUTCOMES.index("unfinished")
+
+Floats = NDArray[np.float64]
+
+_TIMES = ("arrival_s", "first_scheduled_s", "first_token_s", "finish_s", "waited_s")
+_TOKENS = ("prompt_tokens", "output_tokens")
+_SUMS = ("recompute_preemptions", "swap_preemptions", "recomputed_tokens", "hit_tokens_new", "hit_tokens_resumed")
+
+
+@dataclass(frozen=True)
+class RequestColumns:
+    """One entry a request, in order of its end. Times are float64 seconds, NaN where it never happened; ``outcome``
+    indexes ``OUTCOMES``."""
+
+    arrival_s: Floats
+    first_scheduled_s: Floats
+    first_token_s: Floats
+    finish_s: Floats
+    waited_s: Floats
+    prompt_tokens: NDArray[np.int32]
+    output_tokens: NDArray[np.int32]
+    outcome: NDArray[np.int8]
+
+    @property
+    def is_finished(self) -> NDArray[np.bool_]:
+        """Which requests completed."""
+        finished: NDArray[np.bool_] = self.outcome == FINISHED
+        return finished
+
+    def tpot_s(self) -> Floats:
+        """``(tN - t1) / (N - 1)`` of every request; NaN where N = 1 or it did not complete."""
+        gaps = np.where(self.is_finished & (self.output_tokens > 1), self.output_tokens - 1.0, np.nan)
+        result: Floats = (self.finish_s - self.first_token_s) / gaps
+        return result
+
+    def latencies(self) -> dict[str, Stats | None]:
+        """Statistics by name. TTFT is over all requests that got a token, queue and waiting time over all that ran,
+        the others over those that completed."""
+        e2e_s = self.finish_s - self.arrival_s
+        finished = self.is_finished
+        made = np.where(self.output_tokens > 0, self.output_tokens, np.nan)
+        ran = ~np.isnan(self.first_scheduled_s)
+        return {
+            "ttft_s": _known(self.first_token_s - self.arrival_s),
+            "tpot_s": _known(self.tpot_s()),
+            "e2e_s": _known(e2e_s[finished]),
+            "queue_s": _known(self.first_scheduled_s - self.arrival_s),
+            "waited_s": _known(self.waited_s[ran]),
+            "normalized_latency_s": _known((e2e_s / made)[finished]),
+        }
+
+
+class RequestStore:
+    """Collects tables of requests; 49 bytes a request."""
+
+    def __init__(self) -> None:
+        self._parts: dict[str, list[NDArray[np.generic]]] = {name: [] for name in (*_TIMES, *_TOKENS, "outcome")}
+        self.reasons: Counter[str] = Counter()
+        self.sums: Counter[str] = Counter(dict.fromkeys(_SUMS, 0))
+
+    def add(self, table: RequestTable) -> NDArray[np.int8]:
+        """Keep a batch; gives its outcomes."""
+        numbers = table.numbers
+        for name in _TIMES:
+            self._parts[name].append(numbers[name].copy())
+        for name in _TOKENS:
+            self._parts[name].append(numbers[name].astype(np.int32))
+        outcomes = _outcomes(table.reason)
+        self._parts["outcome"].append(outcomes)
+        self.reasons.update(table.reason)
+        for name in _SUMS:
+            self.sums[name] += int(numbers[name].sum())
+        return outcomes
+
+    def columns(self) -> RequestColumns:
+        """All requests so far."""
+        for name, parts in self._parts.items():
+            kind = np.float64 if name in _TIMES else np.int32 if name in _TOKENS else np.int8
+            self._parts[name] = [np.concatenate(parts) if parts else np.empty(0, kind)]
+        return RequestColumns(**{name: parts[0] for name, parts in self._parts.items()})  # type: ignore[arg-type]
+
+    def counts(self) -> dict[str, int]:
+        """Number of requests with each outcome, 0 included."""
+        counts = dict.fromkeys(OUTCOMES, 0)
+        for reason, number in self.reasons.items():
+            counts[outcome(reason)] += number
+        return counts
+
+
+def _outcomes(reasons: list[str]) -> NDArray[np.int8]:
+    codes = {reason: OUTCOMES.index(outcome(reason)) for reason in set(reasons)}
+    return np.fromiter(map(codes.__getitem__, reasons), np.int8, len(reasons))
+
+
+def _known(values: Floats) -> Stats | None:
+    return describe(values[~np.isnan(values)])

@@ -1,0 +1,192 @@
+"""Batches of record rows as numpy columns, converted once for every sink that wants columns."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, groupby, starmap
+from operator import itemgetter
+from typing import Any, Protocol, get_type_hints
+
+import numpy as np
+from numpy.typing import NDArray
+
+from traces.record.schema import RequestRow, Stall, StepRow
+
+Numbers = Mapping[str, NDArray[Any]]
+"""The numeric columns by name, int64 or float64."""
+
+_FORMATS = {int: ("q", "i8"), float: ("d", "f8")}
+
+
+class _Packer:
+    """Turns the numeric columns of one kind of row into arrays: one C call a row for each run of neighbouring ones."""
+
+    def __init__(self, row: type) -> None:
+        hints = list(get_type_hints(row).items())
+        self._runs = []
+        for numeric, places in groupby(range(len(hints)), lambda place: hints[place][1] in _FORMATS):
+            if numeric:
+                columns = [hints[place] for place in places]
+                low = hints.index(columns[0])
+                pack = struct.Struct("=" + "".join(_FORMATS[kind][0] for _, kind in columns)).pack
+                dtype = np.dtype([(name, _FORMATS[kind][1]) for name, kind in columns])
+                self._runs.append((itemgetter(slice(low, low + len(columns))), pack, dtype))
+
+    def numbers(self, rows: Sequence[Any]) -> dict[str, NDArray[Any]]:
+        """The numeric columns of ``rows``."""
+        columns = {}
+        for pick, pack, dtype in self._runs:
+            packed = np.frombuffer(b"".join(starmap(pack, map(pick, rows))), dtype)
+            columns.update({name: packed[name] for name in dtype.names or ()})
+        return columns
+
+
+_STEP, _REQUEST = _Packer(StepRow), _Packer(RequestRow)
+
+
+def _column(rows: Sequence[Any], name: str) -> list[Any]:
+    place = (StepRow if name in StepRow._fields else RequestRow)._fields.index(name)
+    return [row[place] for row in rows]
+
+
+@dataclass(frozen=True)
+class StepTable:
+    """A batch of ``StepRow``: its numeric columns, and lists with one entry a row."""
+
+    numbers: Numbers
+    limited_by: list[str]
+    residues: list[tuple[int, ...]]
+
+    @classmethod
+    def of(cls, rows: Sequence[StepRow]) -> StepTable:
+        """Columns of ``rows``."""
+        return cls(_STEP.numbers(rows), _column(rows, "limited_by"), _column(rows, "residues"))
+
+    def __getitem__(self, part: slice) -> StepTable:
+        numbers = {name: column[part] for name, column in self.numbers.items()}
+        return StepTable(numbers, self.limited_by[part], self.residues[part])
+
+    def __len__(self) -> int:
+        return len(self.limited_by)
+
+
+@dataclass(frozen=True)
+class RequestTable:
+    """A batch of ``RequestRow``, likewise."""
+
+    numbers: Numbers
+    reason: list[str]
+    client_id: list[str]
+    segments: list[tuple[tuple[float, int, int], ...]]
+
+    @classmethod
+    def of(cls, rows: Sequence[RequestRow]) -> RequestTable:
+        """Columns of ``rows``."""
+        others = (_column(rows, name) for name in ("reason", "client_id", "segments"))
+        return cls(_REQUEST.numbers(rows), *others)
+
+    def __len__(self) -> int:
+        return len(self.reason)
+
+
+@dataclass(frozen=True)
+class StallTable:
+    """A batch of ``Stall``: ``gap_s`` float64, ``count`` int64, ``cause`` a list."""
+
+    gap_s: NDArray[np.float64]
+    count: NDArray[np.int64]
+    cause: list[str]
+
+    @classmethod
+    def of(cls, rows: Sequence[Stall]) -> StallTable:
+        """Columns of ``rows``."""
+        gaps = np.fromiter((row[0] for row in rows), np.float64, len(rows))
+        return cls(gaps, np.fromiter((row[1] for row in rows), np.int64, len(rows)), [row[2] for row in rows])
+
+
+def flatten(tuples: Sequence[tuple[int, ...]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """All numbers of the tuples in one array, and the length of each tuple."""
+    lengths = np.fromiter(map(len, tuples), np.int64, len(tuples))
+    return np.fromiter(chain.from_iterable(tuples), np.int64, int(lengths.sum())), lengths
+
+
+class TableSink(Protocol):
+    """A sink that works on columns."""
+
+    def step_table(self, table: StepTable) -> None:
+        """A batch of steps."""
+
+    def request_table(self, table: RequestTable) -> None:
+        """A batch of requests."""
+
+    def stall_table(self, table: StallTable) -> None:
+        """A batch of stalls."""
+
+    def close(self) -> None:
+        """The run is over."""
+
+
+class Columns:
+    """A ``RecordSink`` that converts each batch once and hands the columns to every one of its sinks."""
+
+    def __init__(self, *sinks: TableSink) -> None:
+        self._sinks = sinks
+
+    def steps(self, rows: Sequence[StepRow]) -> None:
+        """Rows of steps."""
+        if rows:
+            table = StepTable.of(rows)
+            for sink in self._sinks:
+                sink.step_table(table)
+
+    def requests(self, rows: Sequence[RequestRow]) -> None:
+        """Requests, in order of their end."""
+        if rows:
+            table = RequestTable.of(rows)
+            for sink in self._sinks:
+                sink.request_table(table)
+
+    def stalls(self, rows: Sequence[Stall]) -> None:
+        """Irregular inter-token gaps."""
+        if rows:
+            table = StallTable.of(rows)
+            for sink in self._sinks:
+                sink.stall_table(table)
+
+    def close(self) -> None:
+        """Close every sink."""
+        for sink in self._sinks:
+            sink.close()
+
+
+class RowsToColumns:
+    """Base of a ``TableSink`` that also takes rows itself, as a ``RecordSink``."""
+
+    def step_table(self, table: StepTable) -> None:
+        """A batch of steps."""
+        raise NotImplementedError
+
+    def request_table(self, table: RequestTable) -> None:
+        """A batch of requests."""
+        raise NotImplementedError
+
+    def stall_table(self, table: StallTable) -> None:
+        """A batch of stalls."""
+        raise NotImplementedError
+
+    def steps(self, rows: Sequence[StepRow]) -> None:
+        """Rows of steps."""
+        if rows:
+            self.step_table(StepTable.of(rows))
+
+    def requests(self, rows: Sequence[RequestRow]) -> None:
+        """Requests, in order of their end."""
+        if rows:
+            self.request_table(RequestTable.of(rows))
+
+    def stalls(self, rows: Sequence[Stall]) -> None:
+        """Irregular inter-token gaps."""
+        if rows:
+            self.stall_table(StallTable.of(rows))
