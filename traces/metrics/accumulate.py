@@ -111,7 +111,7 @@ class MetricsSink(RowsToColumns):
     def stall_table(self, table: StallTable) -> None:
         """Book irregular gaps."""
         if self._by_step:
-            self._gaps.add(table.gap_s, table.count)
+            self._gaps.add(table.gap_s, table.num_gaps)
 
     def close(self) -> None:
         """Nothing is held open."""

@@ -93,10 +93,10 @@ class RequestTable:
 
 @dataclass(frozen=True)
 class StallTable:
-    """A batch of ``Stall``: ``gap_s`` float64, ``count`` int64, ``cause`` a list."""
+    """A batch of ``Stall``: ``gap_s`` float64, ``num_gaps`` int64, ``cause`` a list."""
 
     gap_s: NDArray[np.float64]
-    count: NDArray[np.int64]
+    num_gaps: NDArray[np.int64]
     cause: list[str]
 
     @classmethod

@@ -82,11 +82,11 @@ class RequestRow(NamedTuple):
 
 
 class Stall(NamedTuple):
-    """``count`` inter-token gaps that do not follow the row's ``previous_emit_s``: after a preemption, a pause, or the
+    """``num_gaps`` inter-token gaps that do not follow the row's ``previous_emit_s``: after a preemption, a pause, or the
     first token. ``cause`` is decode (first gap after a prompt), preemption, or swap."""
 
     gap_s: float
-    count: int
+    num_gaps: int
     cause: str
 
 
