@@ -1,7 +1,7 @@
-"""Paged scheduling after vLLM V0 (0.6.3): prompts first, decodes otherwise, a queue of swapped requests between.
+"""Paged scheduling after vLLM V0 (0.6.3): prompts first, else decodes, and a queue of swapped requests.
 
-A step is either a pure prefill step or a pure decode step. ``policies.systems.paged_chunked`` holds the variant that
-mixes the two.
+A step is either a pure prefill step or a pure decode step. ``policies.systems.paged_chunked`` holds the
+variant that mixes the two.
 """
 
 from __future__ import annotations
@@ -34,16 +34,18 @@ PREEMPTION_MODES = ("recompute", "swap", "auto")
 class Paged(BatchingPolicy):
     """vLLM V0's default scheduler.
 
-    Waiting prompts are prefilled whole, ``max_num_batched_tokens`` tokens a step, as long as ``watermark`` (a fraction)
-    of the blocks stays free; while a request is swapped out, none is. A running row asks for one free block in every
-    step, even if it will take none, and the last of the running list gives way when there is no such block.
+    Waiting prompts are prefilled whole, ``max_num_batched_tokens`` tokens a step, as long as ``watermark`` (a
+    fraction) of the blocks stays free; while a request is swapped out, none is. A running row asks for one
+    free block in every step, even if it will take none, and the last of the running list gives way when there
+    is no such block.
 
-    ``preemption_mode``: ``recompute`` frees the victim's blocks, ``swap`` moves them to the CPU tier, ``auto`` (ours,
-    not vLLM's) does what ``services`` say is cheaper for this victim: twice the transfer of its blocks, each of
-    ``block_bytes`` in ``pieces_per_block`` copies, or computing its tokens once more.
+    ``preemption_mode``: ``recompute`` frees the victim's blocks, ``swap`` moves them to the CPU tier,
+    ``auto`` (ours, not vLLM's) does what ``services`` say is cheaper for this victim: twice the transfer of
+    its blocks, each of ``block_bytes`` in ``pieces_per_block`` copies, or computing its tokens once more.
 
-    ``swap_exhausted`` counts victims that were computed again because the CPU tier was full; where ``faithful``, the
-    engine dies instead, as the real one does, and a swapped request that can never return waits for ever.
+    ``swap_exhausted`` counts victims that were computed again because the CPU tier was full; where
+    ``faithful``, the engine dies instead, as the real one does, and a swapped request that can never return
+    waits for ever.
     """
 
     def __init__(
@@ -76,23 +78,27 @@ class Paged(BatchingPolicy):
 
     def _check_settings(self) -> None:
         if self.preemption_mode not in PREEMPTION_MODES:
-            raise ConfigError(
-                f"preemption_mode is '{self.preemption_mode}'; it must be one of {', '.join(PREEMPTION_MODES)}"
-            )
+            modes = ", ".join(PREEMPTION_MODES)
+            raise ConfigError(f"preemption_mode is '{self.preemption_mode}'; it must be one of {modes}")
         if self.preemption_mode == "auto" and (self._services is None or self.block_bytes <= 0):
-            raise ConfigError("preemption_mode 'auto' needs a cost model and block_bytes > 0 to compare costs")
-        if self.kv.prefix_cache is not None:
-            raise ConfigError("enable_prefix_caching is not modelled for vLLM V0; switch it off or use vllm-0.11")
-        if self.max_num_batched_tokens < self._least_token_budget():
             raise ConfigError(
-                f"max_num_batched_tokens {self.max_num_batched_tokens} is below {self._least_token_budget()}; "
-                "a recomputed prompt could never run again: raise it, lower max_model_len, or chunk prefills"
+                "preemption_mode 'auto' needs a cost model and block_bytes > 0 to compare costs"
+            )
+        if self.kv.prefix_cache is not None:
+            raise ConfigError(
+                "enable_prefix_caching is not modelled for vLLM V0; switch it off or use vllm-0.11"
+            )
+        least = self._least_token_budget()
+        if self.max_num_batched_tokens < least:
+            raise ConfigError(
+                f"max_num_batched_tokens is {self.max_num_batched_tokens} and must be at least {least};"
+                " without chunked prefill vLLM V0 needs max_model_len, or a long prompt could never run"
             )
 
     def _least_token_budget(self) -> int:
         return self.max_model_len
 
-    # -- arrivals and aborts -----------------------------------------------------------------------------------------
+    # -- arrivals and aborts ---------------------------------------------------------------------------------
 
     def refusal(self, request: Request) -> str | None:
         """This engine takes every request and drops the impossible ones when their turn comes."""
@@ -107,10 +113,13 @@ class Paged(BatchingPolicy):
                 return row.num_tokens - row.prompt_tokens
         return super().on_abort(request_id)
 
-    # -- steps -------------------------------------------------------------------------------------------------------
+    # -- steps -----------------------------------------------------------------------------------------------
 
     def schedule(self, now_s: float) -> StepPlan | Idle:
         """Waiting prompts if any fits and nothing is swapped out; else all decodes, then swapped requests."""
+        if not self.waiting and not self.swapped and self._is_easy():
+            self._acted = False
+            return self.make_plan(decode=True, grants=self.decode.grant())
         self._begin()
         if not self.swapped:
             self._admit()
@@ -120,6 +129,11 @@ class Paged(BatchingPolicy):
                 self._swap_in()
             self._requeue()
         return self._make_step(decode=not self._chunks_new, chunks=self._chunks_new)
+
+    def _is_easy(self) -> bool:
+        """True when there are only decodes and each is sure to see a free block in its turn."""
+        decode = self.decode
+        return len(decode.rows) > 0 and self.kv.pool.num_free > decode.num_needed
 
     def _begin(self) -> None:
         self._chunks_new: list[Chunk] = []
@@ -165,7 +179,7 @@ class Paged(BatchingPolicy):
         return "kv_blocks" if self._victims else self._blocked_by or "swapped"
 
     def horizon(self) -> Horizon:
-        """Free blocks only shrink in a quiet run, so whatever is blocked stays blocked and hides later arrivals."""
+        """Free blocks only shrink in a quiet run: what is blocked stays blocked and hides later arrivals."""
         if self._acted or self._paused or self.partial or not self._decode_runs:
             return Horizon(0, True)
         return Horizon(self.decode.free_steps(keep=1), self._arrivals_matter())
@@ -173,7 +187,7 @@ class Paged(BatchingPolicy):
     def _arrivals_matter(self) -> bool:
         return not self.waiting and not self.swapped
 
-    # -- waiting requests --------------------------------------------------------------------------------------------
+    # -- waiting requests ------------------------------------------------------------------------------------
 
     def _admit(self) -> None:
         """Prefill from the head of the queue until something does not fit; drop what never will."""
@@ -196,12 +210,12 @@ class Paged(BatchingPolicy):
         return row.num_tokens
 
     def _is_too_long(self, row: Row, count: int) -> bool:
-        """vLLM drops a prompt that exceeds a step or the model; one that fills the model has no room for output."""
+        """True for more than a step or the model takes, and for a prompt that leaves no room for output."""
         limit = min(self.max_model_len, self.max_num_batched_tokens)
         return count > limit or row.prompt_tokens >= self.max_model_len
 
     def _obstacle(self, count: int, num_blocks: int) -> str:
-        """What keeps a request of ``count`` tokens and ``num_blocks`` blocks out of this step; empty if nothing."""
+        """What keeps ``count`` tokens and ``num_blocks`` blocks out of this step; empty if nothing."""
         if self.kv.num_free - num_blocks < self.watermark_blocks:
             return "kv_blocks"
         if not count or self._num_tokens + count > self.max_num_batched_tokens:
@@ -227,7 +241,7 @@ class Paged(BatchingPolicy):
     def _reject(self, row: Row, reason: str) -> None:
         self._rejected.append(Finish(row.id, reason, row.num_tokens - row.prompt_tokens))
 
-    # -- running requests --------------------------------------------------------------------------------------------
+    # -- running requests ------------------------------------------------------------------------------------
 
     def _decode_running(self) -> None:
         """All rows at once if each is sure to see a free block in its turn, else row by row."""
@@ -243,7 +257,8 @@ class Paged(BatchingPolicy):
                     self._grant_one(row)
 
     def _make_room(self, row: Row, touched: int, tail: deque[Row]) -> bool:
-        """Preempt from the end of ``tail`` until ``touched`` blocks are free; False if the row itself had to go."""
+        """Preempt from the end of ``tail`` until ``touched`` blocks are free; False if the row itself had to
+        go."""
         while self.kv.num_free < touched:
             victim = tail.pop() if tail else row
             self._preempt(victim)
@@ -255,7 +270,7 @@ class Paged(BatchingPolicy):
         if self.decode.needs_block(row):
             self._grants.append((row.id, self.kv.extend(row.id, 1)))
 
-    # -- preemption --------------------------------------------------------------------------------------------------
+    # -- preemption ------------------------------------------------------------------------------------------
 
     def _preempt(self, row: Row) -> None:
         is_prefill = row.id in self.partial
@@ -286,7 +301,9 @@ class Paged(BatchingPolicy):
         if as_real:
             # The rows already walked are in none of the real engine's queues when it raises.
             self.running = {row.id: row for row in self._unwalked}
-            raise EngineDied(f"no CPU swap space for request {row.id}; raise swap_space or preempt by recompute")
+            raise EngineDied(
+                f"no CPU swap space for request {row.id}; raise swap_space or preempt by recompute"
+            )
         self.swap_exhausted += 1
         return "recompute"
 
@@ -298,9 +315,11 @@ class Paged(BatchingPolicy):
         return self._services.recompute_time_s(row.num_computed_tokens, 0) < swap_s
 
     def _blocks_touched(self, row: Row, is_prefill: bool) -> int:
-        """Blocks a swap asks for on the other side: full ones, and the one its next token goes to, even if new.
+        """Blocks a swap asks for on the other side: full ones, and the one its next token goes to, even if
+        new.
 
-        A half-prefilled row holds the blocks of its whole prompt, a decoding one those of all tokens but the last.
+        A half-prefilled row holds the blocks of its whole prompt, a decoding one those of all tokens but the
+        last.
         """
         if is_prefill:
             return self.kv.blocks_for(row.num_tokens)
@@ -310,7 +329,7 @@ class Paged(BatchingPolicy):
         """Recompute victims wait at the front, the one preempted last (the oldest) first."""
         self.waiting.extendleft(self._victims)
 
-    # -- swapped requests --------------------------------------------------------------------------------------------
+    # -- swapped requests ------------------------------------------------------------------------------------
 
     def _swap_in(self) -> None:
         """Bring requests back from the head of the swapped queue until one does not fit."""
@@ -348,7 +367,7 @@ class Paged(BatchingPolicy):
         self.kv.close_swapped(row.id)
         self._half_prefilled.discard(row.id)
 
-    # -- views -------------------------------------------------------------------------------------------------------
+    # -- views -----------------------------------------------------------------------------------------------
 
     def load(self) -> Load:
         """Queue lengths, free blocks of both tiers and stored tokens."""

@@ -1,7 +1,7 @@
 """Chunked prefill of vLLM V0 (0.6.3): running requests first, prompts in chunks beside them.
 
-Decodes stand before prefills in the running list, and rows that a step leaves out move to its front; the list's end
-picks the victims, so its order is part of the decision.
+Decodes stand before prefills in the running list, and rows that a step leaves out move to its front; the
+list's end picks the victims, so its order is part of the decision.
 """
 
 from __future__ import annotations
@@ -29,8 +29,13 @@ class PagedChunked(Paged):
         self._resumed: list[Row] = []
 
     def schedule(self, now_s: float) -> StepPlan | Idle:
-        """Running requests; then, if none gave way, swapped ones; then waiting ones, while tokens are left."""
-        self.unpause()
+        """Running requests; then, if none gave way, swapped ones; then waiting ones, within the budget."""
+        if self._paused:
+            self.unpause()
+        elif not self.waiting and not self.swapped and not self.partial and self._is_easy():
+            self._acted = False
+            self._resumed = []
+            return self.make_plan(decode=True, grants=self.decode.grant())
         self._begin()
         left_out: Sequence[Row] = ()
         if self.running and not self._run_all():
@@ -45,6 +50,9 @@ class PagedChunked(Paged):
             decode=True, chunks=[*self._chunks_new, *self._chunks_running, *self._chunks_resumed]
         )
 
+    def _is_easy(self) -> bool:
+        return len(self.decode.rows) <= self.max_num_batched_tokens and super()._is_easy()
+
     def _limit(self) -> str:
         if not self.waiting:
             return "swapped" if self.swapped else "arrivals"
@@ -53,12 +61,13 @@ class PagedChunked(Paged):
     def _arrivals_matter(self) -> bool:
         return not self.waiting
 
-    # -- running requests --------------------------------------------------------------------------------------------
+    # -- running requests ------------------------------------------------------------------------------------
 
     def _run_all(self) -> bool:
         """Run every row if the walk over the list could not do otherwise, in O(changes); False if it might.
 
-        It could not if the list is decodes, then partial rows, each row gets tokens, and each sees a free block.
+        It could not if the list is decodes, then partial rows, each row gets tokens, and each sees a free
+        block.
         """
         decode, partial = self.decode, self.partial
         left = self.max_num_batched_tokens - len(decode.rows)
@@ -93,7 +102,8 @@ class PagedChunked(Paged):
         return tail
 
     def _touched(self, row: Row) -> int:
-        """Free blocks a partial row asks for, although it holds those of its whole prompt: none if that fills them."""
+        """Free blocks a partial row asks for, although it holds those of its whole prompt: none if that fills
+        them."""
         return int(row.num_tokens % self.kv.block_size > 0)
 
     def _continue(self, row: Row) -> None:
@@ -102,7 +112,8 @@ class PagedChunked(Paged):
         self._chunks_running.append(self._chunk(row, min(rest, left)))
 
     def _reorder(self, left_out: Sequence[Row]) -> None:
-        """The list after a step: rows left out, swapped in (decodes first), decodes, running and new prefills."""
+        """The list after a step: rows left out, swapped in (decodes first), decodes, running and new
+        prefills."""
         running = self.running
         prefills = [running[chunk.id] for chunk in (*self._chunks_running, *self._chunks_new)]
         resumed_prefills = [running[chunk.id] for chunk in self._chunks_resumed]
@@ -116,7 +127,7 @@ class PagedChunked(Paged):
             row.order = self._last_order
         self.decode.reordered()
 
-    # -- waiting and swapped requests --------------------------------------------------------------------------------
+    # -- waiting and swapped requests ------------------------------------------------------------------------
 
     def _prompt_tokens(self, row: Row) -> int:
         return min(row.num_tokens, self.max_num_batched_tokens - self._num_tokens)
@@ -130,7 +141,7 @@ class PagedChunked(Paged):
         rest = row.num_tokens - row.num_computed_tokens
         self._chunks_resumed.append(self._chunk(row, rest))
 
-    # -- views -------------------------------------------------------------------------------------------------------
+    # -- views -----------------------------------------------------------------------------------------------
 
     def batch_order(self) -> list[BatchRow]:
         """Prefills (new, running, swapped in), then decodes, those swapped in last."""
