@@ -134,12 +134,21 @@ class MetricsSink(RowsToColumns):
             latencies={**requests.latencies(), "itl_s": self._gaps.stats()},
             itl_is_exact=self._gaps.is_exact,
             stability=stability(requests.arrival_s, ended_s),
-            littles_law_error=littles_law_error(requests.arrival_s, np.where(np.isnan(ended_s), end_s, ended_s)),
-            goodput=goodput(requests, limits, duration_s) if limits and any(x is not None for x in limits) else None,
-            prefix_hit_rate_new=_ratio(sums["hit_tokens_new"], int(requests.prompt_tokens[ran].sum(dtype=np.int64))),
+            littles_law_error=littles_law_error(
+                requests.arrival_s, np.where(np.isnan(ended_s), end_s, ended_s)
+            ),
+            goodput=goodput(requests, limits, duration_s)
+            if limits and any(x is not None for x in limits)
+            else None,
+            prefix_hit_rate_new=_ratio(
+                sums["hit_tokens_new"], int(requests.prompt_tokens[ran].sum(dtype=np.int64))
+            ),
             prefix_hit_rate_resumed=_ratio(sums["hit_tokens_resumed"], resumed),
             preemptions=Preemptions(
-                sums["recompute_preemptions"], sums["swap_preemptions"], sums["recomputed_tokens"], steps.moved_bytes
+                sums["recompute_preemptions"],
+                sums["swap_preemptions"],
+                sums["recomputed_tokens"],
+                steps.moved_bytes,
             ),
             steps=steps,
         )

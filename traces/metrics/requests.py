@@ -21,7 +21,13 @@ Floats = NDArray[np.float64]
 
 _TIMES = ("arrival_s", "first_scheduled_s", "first_token_s", "finish_s", "waited_s")
 _TOKENS = ("prompt_tokens", "output_tokens")
-_SUMS = ("recompute_preemptions", "swap_preemptions", "recomputed_tokens", "hit_tokens_new", "hit_tokens_resumed")
+_SUMS = (
+    "recompute_preemptions",
+    "swap_preemptions",
+    "recomputed_tokens",
+    "hit_tokens_new",
+    "hit_tokens_resumed",
+)
 
 
 @dataclass(frozen=True)
@@ -71,7 +77,9 @@ class RequestStore:
     """Collects tables of requests; 49 bytes a request."""
 
     def __init__(self) -> None:
-        self._parts: dict[str, list[NDArray[np.generic]]] = {name: [] for name in (*_TIMES, *_TOKENS, "outcome")}
+        self._parts: dict[str, list[NDArray[np.generic]]] = {
+            name: [] for name in (*_TIMES, *_TOKENS, "outcome")
+        }
         self.reasons: Counter[str] = Counter()
         self.sums: Counter[str] = Counter(dict.fromkeys(_SUMS, 0))
 

@@ -70,7 +70,9 @@ class StepSums:
             kv_utilization_max=self._max_used / self._num_gpu_blocks if self._count and blocks_s else None,
             fragmentation_mean=self._fragmented_s / self._holding_s if self._holding_s else None,
             slot_waste=1.0 - self._useful / self._slots if self._slots else None,
-            limited_by={cause: time_s / self._busy_s for cause, time_s in sorted(self._limited_s.items()) if time_s},
+            limited_by={
+                cause: time_s / self._busy_s for cause, time_s in sorted(self._limited_s.items()) if time_s
+            },
             moved_bytes=self._moved_bytes,
         )
 
@@ -102,7 +104,9 @@ class StepSums:
     def _add_kv(self, part: StepTable, steps: Expanded, weight_s: NDArray[np.float64]) -> None:
         numbers, row = part.numbers, steps.row
         used = (self._num_gpu_blocks - numbers["free_blocks"])[row] + blocks_taken(part, steps)
-        stored = (numbers["stored_tokens"] + numbers["chunk_tokens"])[row] + (steps.index + 1) * numbers["emitting"][row]
+        stored = (numbers["stored_tokens"] + numbers["chunk_tokens"])[row] + (steps.index + 1) * numbers[
+            "emitting"
+        ][row]
         self._used_s += _weighted(used, weight_s)
         self._max_used = max(self._max_used, int(used.max()))
         # Shared prefix blocks may store more tokens than they have slots; that is no fragmentation.
@@ -121,7 +125,9 @@ def regular_gaps(part: StepTable, steps: Expanded) -> tuple[NDArray[np.float64],
     kept = regular > 0
     gap_s = (steps.end_s - after_s)[kept]
     if not np.all(gap_s >= 0.0):
-        raise ContractError("a step row has regular gaps, but its previous_emit_s is missing or later than its tokens")
+        raise ContractError(
+            "a step row has regular gaps, but its previous_emit_s is missing or later than its tokens"
+        )
     return gap_s, regular[kept]
 
 

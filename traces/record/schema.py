@@ -59,7 +59,8 @@ class RequestRow(NamedTuple):
 
     Times are those of delivery, in seconds; NaN where it never happened. ``waited_s`` is all time outside the batch,
     requeues included. ``segments`` (record = tokens) derive every token's time: ``(first_token_s, step, steps)`` is a
-    token at that time followed by one at the end of each of ``steps`` decode steps from the given decode ordinal on.
+    token at that time (NaN: none, decoding goes on after a swap or a pause) followed by one at the end of each of
+    ``steps`` decode steps from the given decode ordinal on; ordinals count steps with ``emitting`` > 0 from 0.
     """
 
     id: int
@@ -83,7 +84,8 @@ class RequestRow(NamedTuple):
 
 class Stall(NamedTuple):
     """``num_gaps`` inter-token gaps that do not follow the row's ``previous_emit_s``: after a preemption, a pause, or the
-    first token. ``cause`` is decode (first gap after a prompt), preemption, or swap."""
+    first token. ``cause`` is decode (first gap after a prompt), preemption, swap, or batch
+    (gaps of 0 between tokens that were delivered together)."""
 
     gap_s: float
     num_gaps: int

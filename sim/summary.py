@@ -1,0 +1,160 @@
+"""``summary.json``: the one description of a run that everything else reads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from traces.metrics.accumulate import RunMetrics
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class CostModelFacts:
+    """Which cost model timed the steps; ``error`` is its held-out error (None: not validated), and
+    ``extrapolated_steps`` counts the steps outside its valid range."""
+
+    name: str
+    version: str
+    error: Mapping[str, float] | float | None = None
+    extrapolated_steps: int = 0
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """What the record does not say about a run. ``config`` is the resolved configuration, in JSON types.
+
+    ``plans`` are the plans after which decode-only steps followed, ``decode_only_steps`` those steps: their ratio is
+    the mean length of a quiet run. ``notes`` are assumptions a reader must know.
+    """
+
+    preset: str
+    policy: str
+    model: str
+    hardware: str
+    config: Mapping[str, Any]
+    num_gpu_blocks: int
+    block_size: int
+    cost_model: CostModelFacts
+    cpu_s: float
+    wall_s: float
+    side: str = "server-simulated"
+    status: str = "completed"
+    prefix_caching: bool = False
+    swap_exhausted: int = 0
+    swapped_out_bytes: int = 0
+    swapped_in_bytes: int = 0
+    decode_only_steps: int = 0
+    plans: int = 0
+    bound_output_tokens_per_s: float | None = None
+    notes: tuple[str, ...] = field(default=())
+
+
+def build_summary(facts: RunFacts, metrics: RunMetrics) -> dict[str, Any]:
+    """The summary in JSON types: counts always, statistics without samples and blocks that do not apply never."""
+    stable = metrics.stability
+    summary = {
+        "schema": SCHEMA,
+        **{name: getattr(facts, name) for name in ("side", "preset", "policy", "model", "hardware")},
+        "config": dict(facts.config),
+        "status": facts.status,
+        "notes": list(facts.notes) or None,
+        "requests": {"offered": metrics.offered, **metrics.counts, "reasons": metrics.reasons},
+        "stability": stable and {"stable": stable.stable, "queue_slope_per_s": stable.queue_slope_per_s},
+        "duration_s": metrics.duration_s,
+        "throughput": _throughput(facts, metrics),
+        **{name: stats and stats._asdict() for name, stats in sorted(metrics.latencies.items())},
+        "goodput": _goodput(metrics),
+        "kv": _kv(facts, metrics),
+        "preemptions": _preemptions(facts, metrics),
+        "steps": _steps(facts, metrics),
+        "limited_by": metrics.steps.limited_by,
+        "cost_model": _present(asdict(facts.cost_model)),
+        "wall": _wall(facts, metrics),
+    }
+    return _present(summary)
+
+
+def to_json(summary: Mapping[str, Any]) -> str:
+    """The text of summary.json. Raises ValueError if a number is not finite."""
+    return json.dumps(summary, indent=2, allow_nan=False) + "\n"
+
+
+def bound_output_tokens_per_s(
+    *,
+    flops_per_output_token: float,
+    peak_flops_per_s: float,
+    weight_bytes: float,
+    kv_bytes_per_token: float,
+    mean_context_tokens: float,
+    pool_tokens: int,
+    max_num_seqs: int,
+    bandwidth_bytes_per_s: float,
+) -> float:
+    """Physical bound of the output rate: ``1 / max(FLOPs / peak, (weights / B + context x KV bytes) / bandwidth)``.
+
+    ``flops_per_output_token`` includes the token's share of the prefill; ``mean_context_tokens`` is the context that a
+    decoded token reads. B is the mean number of requests that the pool of ``pool_tokens`` holds at that context, at
+    most ``max_num_seqs``.
+    """
+    batch = min(max_num_seqs, pool_tokens / mean_context_tokens)
+    compute_s = flops_per_output_token / peak_flops_per_s
+    memory_s = (weight_bytes / batch + mean_context_tokens * kv_bytes_per_token) / bandwidth_bytes_per_s
+    return 1.0 / max(compute_s, memory_s)
+
+
+def _throughput(facts: RunFacts, metrics: RunMetrics) -> dict[str, Any]:
+    rates = metrics.throughput
+    names = ("output_tokens_per_s", "total_tokens_per_s", "requests_per_s", "steady_output_tokens_per_s")
+    bound = {"bound_output_tokens_per_s": facts.bound_output_tokens_per_s}
+    return _present({**{name: getattr(rates, name) for name in names}, **bound})
+
+
+def _goodput(metrics: RunMetrics) -> dict[str, Any] | None:
+    return _present(metrics.goodput._asdict()) if metrics.goodput else None
+
+
+def _kv(facts: RunFacts, metrics: RunMetrics) -> dict[str, Any]:
+    steps = metrics.steps
+    return _present(
+        {
+            "num_gpu_blocks": facts.num_gpu_blocks,
+            "block_size": facts.block_size,
+            "utilization_mean": steps.kv_utilization_mean,
+            "utilization_max": steps.kv_utilization_max,
+            "fragmentation_mean": steps.fragmentation_mean,
+            "prefix_hit_rate_new": metrics.prefix_hit_rate_new if facts.prefix_caching else None,
+            "prefix_hit_rate_resumed": metrics.prefix_hit_rate_resumed if facts.prefix_caching else None,
+        }
+    )
+
+
+def _preemptions(facts: RunFacts, metrics: RunMetrics) -> dict[str, Any]:
+    counted = metrics.preemptions
+    return {
+        "recompute": counted.recompute,
+        "swap": counted.swap,
+        "swap_exhausted": facts.swap_exhausted,
+        "recomputed_tokens": counted.recomputed_tokens,
+        "swapped_out_bytes": facts.swapped_out_bytes,
+        "swapped_in_bytes": facts.swapped_in_bytes,
+    }
+
+
+def _steps(facts: RunFacts, metrics: RunMetrics) -> dict[str, Any]:
+    steps = metrics.steps
+    names = ("count", "rows_mean", "tokens_mean", "occupancy_mean", "slot_waste")
+    quiet = facts.decode_only_steps / facts.plans if facts.plans else None
+    return _present({**{name: getattr(steps, name) for name in names}, "quiet_run_mean": quiet})
+
+
+def _wall(facts: RunFacts, metrics: RunMetrics) -> dict[str, Any]:
+    rate = metrics.offered / facts.cpu_s if facts.cpu_s > 0.0 else None
+    return _present({"cpu_s": facts.cpu_s, "wall_s": facts.wall_s, "requests_per_cpu_s": rate})
+
+
+def _present(values: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if value is not None}
