@@ -60,27 +60,18 @@ class KvManager:
         """New table of ``num_blocks`` blocks that starts with the cached blocks ``hits``; returns all its blocks."""
         if hits:
             self._share(hits)
-            table = [*hits, *self._take(num_blocks - len(hits))]
+            table = [*hits, *self.take(num_blocks - len(hits))]
             self._num_cached[request_id] = len(hits)
         else:
-            table = self._take(num_blocks)
+            table = self.take(num_blocks)
         self.tables[request_id] = table
         return tuple(table)
 
     def extend(self, request_id: RequestId, count: int) -> Blocks:
         """Append ``count`` new blocks to a table; returns them."""
-        new = self._take(count)
+        new = self.take(count)
         self.tables[request_id] += new
         return tuple(new)
-
-    def grant(self, tables: Mapping[RequestId, list[int]]) -> list[Grant]:
-        """One more block for each of these tables (views of ``self.tables``), in order."""
-        new = self._take(len(tables))
-        grants = []
-        for (request_id, table), block in zip(tables.items(), new, strict=True):
-            table.append(block)
-            grants.append((request_id, (block,)))
-        return grants
 
     def close(self, request_id: RequestId) -> None:
         """Free a table from its last block to its first, so that the tail of a prefix is evicted first."""
@@ -88,11 +79,13 @@ class KvManager:
         table.reverse()
         self._release(request_id, table)
 
-    def _take(self, count: int) -> list[int]:
-        if count > self.pool.num_free:
-            raise ContractError(f"{count} KV blocks asked for, {self.pool.num_free} free")
-        blocks = self.pool.take(count)
-        if self.prefix_cache is not None:
+    def take(self, count: int) -> list[int]:
+        """``count`` free blocks, for tables of this manager; what they held is forgotten."""
+        pool = self.pool
+        if count > pool.num_free:
+            raise ContractError(f"{count} KV blocks asked for, {pool.num_free} free")
+        blocks = pool.take(count)
+        if self.prefix_cache:
             self.prefix_cache.evict(blocks)
         return blocks
 
@@ -157,7 +150,7 @@ class KvManager:
     def swap_in(self, request_id: RequestId, *, blocking: bool = True) -> Transfer:
         """Move a table back to the GPU; its CPU blocks are free at once, or when a non-blocking transfer is done."""
         src = self.cpu_tables.pop(request_id)
-        dst = self._take(len(src))
+        dst = self.take(len(src))
         self.tables[request_id] = dst
         transfer = Transfer(self._next_key(), request_id, "in", tuple(src), tuple(dst), blocking)
         if blocking:

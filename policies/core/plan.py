@@ -100,7 +100,7 @@ class StepPlan(NamedTuple):
     @property
     def is_quiet(self) -> bool:
         """True when the step decodes and does nothing else that takes time, so that it may start a quiet run."""
-        return self.decode is Decode.ALL and not self.chunks and not self.transfers and self.num_seqs > 0
+        return self.decode is Decode.ALL and not self.chunks and not self.transfers
 
     @property
     def changes_batch(self) -> bool:
@@ -200,14 +200,22 @@ class BatchRow(NamedTuple):
 
 
 class Load(NamedTuple):
-    """What a policy holds now: requests by queue, free blocks by tier, and tokens with KV on the GPU."""
+    """What a policy holds now: requests by queue, free blocks by tier, and tokens with KV on the GPU.
+
+    ``emitting`` decoding rows gain a token in each step, fewer than ``plan.num_seqs`` when rows idle in their slots.
+    ``residues[r]`` rows need a new block in the steps that are r modulo the block size, and the step just planned is
+    ``phase`` modulo it; empty when tables do not grow.
+    """
 
     waiting: int
     running: int
     swapped: int
     free_blocks: int
     stored_tokens: int
-    free_cpu_blocks: int = 0
+    free_cpu_blocks: int
+    emitting: int
+    phase: int
+    residues: tuple[int, ...]
 
 
 class Queues(NamedTuple):

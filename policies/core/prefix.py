@@ -66,6 +66,10 @@ class PrefixCache:
         self._blocks_of: dict[BlockHash, dict[int, None]] = {}
         self._refs: dict[int, int] = {}
 
+    def __len__(self) -> int:
+        """Blocks with known content."""
+        return len(self._hash_of)
+
     def lookup(self, hashes: Sequence[BlockHash], limit: int) -> list[int]:
         """Blocks of the longest run of hits from the start over at most ``limit`` hashes."""
         hits = []

@@ -84,19 +84,9 @@ class Policy(ABC):
     def batch_order(self) -> list[BatchRow]:
         """Every row of the last plan in batch order, before its ``on_step_end``; O(batch), for logs and checks."""
 
-    @property
-    @abstractmethod
-    def num_emitting(self) -> int:
-        """Decoding rows that gain a token in each step; fewer than ``plan.num_seqs`` when rows idle in their slots."""
-
     @abstractmethod
     def load(self) -> Load:
-        """Numbers of requests and free blocks now; O(1)."""
-
-    def residues(self) -> tuple[tuple[int, ...], int]:
-        """Decoding rows by the residue (modulo the block size) of the step in which they need a new block, and the
-        residue of the step just planned. Empty when tables do not grow."""
-        return (), 0
+        """Numbers of requests, rows and blocks now; O(1)."""
 
     @abstractmethod
     def queues(self) -> Queues:
@@ -126,7 +116,7 @@ class StepObserver(Protocol):
 
     def on_begin(self, plan: StepPlan, now_s: float, *, fresh: bool) -> None:
         """A step is about to run: the first one of a ``fresh`` plan, or one that carries a quiet run on. The policy's
-        ``load`` and ``residues`` are as of this moment, its blocks booked."""
+        ``load`` is as of this moment, the blocks of the step booked."""
 
     def on_step(self, plan: StepPlan, result: StepResult) -> None:
         """``result.steps`` steps of ``plan`` were run, the first of them the one that began last."""

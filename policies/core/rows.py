@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 
 from policies.core.kv import KvManager
 from policies.core.plan import Grant
 from policies.core.prefix import Content
 from policies.core.request import Request, RequestId
+
+_append = list.append
 
 
 class Row:
@@ -35,6 +38,9 @@ class Row:
 class DecodeSet:
     """Rows of which every step computes one token each, booked in O(changes).
 
+    ``steps`` counts the steps that ran, ``sum_context`` the cached tokens of all rows before the next one; whoever runs
+    a step raises both. ``sizes[r]`` rows need a block in the steps that are r modulo ``block_size`` (0: never).
+
     In step k (``steps`` = k) a row has ``offset + k`` tokens, all but the last with KV. It needs a new block when its
     cached tokens fill its blocks, that is when k has a certain residue modulo the block size: rows are kept in one
     bucket a residue. ``grows`` is False when tables are reserved to the maximum and never need a block.
@@ -44,10 +50,11 @@ class DecodeSet:
         self.steps = 0
         self.rows: dict[RequestId, Row] = {}
         self.sum_context = 0
+        self.block_size = size = kv.block_size if grows else 0
+        self.sizes = [0] * size
         self._kv = kv
-        self._size = kv.block_size if grows else 0
+        self._size = size
         self._buckets: list[dict[RequestId, list[int]]] = [{} for _ in range(self._size)]
-        self._sizes = [0] * self._size
         self._hashed: dict[RequestId, Row] = {}
         self._granted = 0
         self._last_order = -1
@@ -72,7 +79,7 @@ class DecodeSet:
             row.table = self._kv.tables[row.id]
             residue = (1 - offset) % self._size
             self._buckets[residue][row.id] = row.table
-            self._sizes[residue] += 1
+            self.sizes[residue] += 1
             if row.order < self._last_order:
                 self._in_order = False
             else:
@@ -93,7 +100,7 @@ class DecodeSet:
         if self._size:
             residue = (1 - offset) % self._size
             del self._buckets[residue][row.id]
-            self._sizes[residue] -= 1
+            self.sizes[residue] -= 1
             self._hashed.pop(row.id, None)
 
     def num_tokens(self, row: Row) -> int:
@@ -113,7 +120,7 @@ class DecodeSet:
     @property
     def num_needed(self) -> int:
         """Blocks that the rows need in the next step."""
-        return len(self._buckets[self.steps % self._size]) if self._size else 0
+        return self.sizes[self.steps % self._size] if self._size else 0
 
     def needs_block(self, row: Row) -> bool:
         """True if this decoding row needs a block in the next step."""
@@ -149,10 +156,11 @@ class DecodeSet:
                 tables += bucket.values()
         if not ids:
             return []
-        grants = self._kv.grant(ids, tables)
+        blocks = self._kv.take(len(ids))
+        deque(map(_append, tables, blocks), 0)
         if self._hashed:
             self._cache(ids, growing=1)
-        return grants
+        return list(zip(ids, zip(blocks)))  # noqa: B905  (equal lengths by construction; strict costs time here)
 
     def _sorted(self, bucket: dict[RequestId, list[int]]) -> dict[RequestId, list[int]]:
         rows = self.rows
@@ -169,11 +177,6 @@ class DecodeSet:
         """Enter the blocks that the next step fills: a lookup in the same step may hit them."""
         if self._hashed:
             self._cache(self._buckets[(self.steps + 1) % self._size], growing=0)
-
-    def advance(self, steps: int) -> None:
-        """The rows have computed ``steps`` tokens each."""
-        self.steps += steps
-        self.sum_context += steps * len(self.rows)
 
     def free_steps(self, keep: int = 0) -> int:
         """A number of steps, after those granted, that surely leave ``keep`` blocks free; exact when fewer than a
@@ -193,7 +196,3 @@ class DecodeSet:
     def reordered(self) -> None:
         """The policy has given rows new places in the running list."""
         self._in_order = False
-
-    def residues(self) -> tuple[tuple[int, ...], int]:
-        """Rows by residue of the step at which they need a block, and the residue of the next step."""
-        return tuple(self._sizes), self.steps % self._size if self._size else 0

@@ -9,6 +9,8 @@ from typing import NamedTuple
 from policies.core.plan import Decode, Finish, StepPlan
 from policies.core.request import Request, RequestId
 
+_ALL, _NONE = Decode.ALL, Decode.NONE
+
 
 class Stop(NamedTuple):
     """After how many output tokens a request stops, and why."""
@@ -75,11 +77,15 @@ class StopCalendar:
     def complete(self, plan: StepPlan, steps: int) -> tuple[Finish, ...]:
         """Book ``steps`` steps of a plan; the requests that stop at the end of the last one."""
         finished: list[Finish] = []
-        if plan.decode is not Decode.NONE and self._due:
-            if plan.decode is not Decode.ALL:
+        heap, due = self._heap, self._due
+        if due and plan.decode is not _NONE:
+            if plan.decode is not _ALL:
                 self._hold(plan.decode)
-            self._steps += steps
-            self._collect(finished)
+            self._steps = now = self._steps + steps
+            while heap and heap[0][0] <= now:
+                step, request_id = heappop(heap)
+                if due.get(request_id) == step:
+                    finished.append(self._finish(request_id))
         for chunk in plan.chunks:
             if chunk.emits:
                 left = self._left[chunk.id] - 1
@@ -97,13 +103,6 @@ class StopCalendar:
         """Rows left out of a step stop one step later."""
         for request_id in self._due.keys() - set(decoding):
             self._enter(request_id, self._due[request_id] - self._steps + 1)
-
-    def _collect(self, finished: list[Finish]) -> None:
-        heap, due, now = self._heap, self._due, self._steps
-        while heap and heap[0][0] <= now:
-            step, request_id = heappop(heap)
-            if due.get(request_id) == step:
-                finished.append(self._finish(request_id))
 
     def _finish(self, request_id: RequestId) -> Finish:
         self._left.pop(request_id, None)

@@ -7,11 +7,27 @@ from collections.abc import Sequence
 
 from policies.core.errors import ContractError
 from policies.core.kv import KvManager
-from policies.core.plan import BatchRow, Chunk, Decode, Finish, Grant, Load, Queues, StepPlan, StepResult
+from policies.core.plan import (
+    BatchRow,
+    Chunk,
+    Decode,
+    Finish,
+    Grant,
+    Load,
+    PreemptionMode,
+    Queues,
+    StepPlan,
+    StepResult,
+    Transfer,
+)
 from policies.core.prefix import Content
 from policies.core.protocols import Policy
 from policies.core.request import Request, RequestId, output_segment
 from policies.core.rows import DecodeSet, Row
+
+_ALL, _NONE = Decode.ALL, Decode.NONE
+_new_tuple = tuple.__new__
+"""Makes a NamedTuple at a third of the cost of calling its class, in what runs every step."""
 
 
 class BatchingPolicy(Policy):
@@ -19,6 +35,7 @@ class BatchingPolicy(Policy):
 
     ``waiting`` is a FIFO queue, ``running`` the running list in order (a dict, so that leaving costs O(1)), ``partial``
     those of it whose prompt is not complete, and ``decode`` the rest. ``order`` numbers entries to the running list.
+    ``num_idle`` decoding rows hold their place and gain nothing.
     """
 
     def __init__(self, kv: KvManager, *, max_num_seqs: int, max_model_len: int, grows: bool = True) -> None:
@@ -28,10 +45,12 @@ class BatchingPolicy(Policy):
         self.waiting: deque[Row] = deque()
         self.running: dict[RequestId, Row] = {}
         self.partial: dict[RequestId, Row] = {}
+        self.swapped: dict[RequestId, Row] = {}
+        self.num_idle = 0
         self.decode = DecodeSet(kv, grows=grows)
         self._paused: list[Row] = []
         self._leaves: list[RequestId] = []
-        self._chunks: tuple[Chunk, ...] = ()
+        self._chunks: Sequence[Chunk] = ()
         self._decode_runs = False
         self._step = -1
         self._last_order = 0
@@ -109,32 +128,31 @@ class BatchingPolicy(Policy):
         chunks: Sequence[Chunk] = (),
         joins: Sequence[Grant] = (),
         grants: Sequence[Grant] = (),
-        **fields: object,
+        preempted: Sequence[tuple[RequestId, PreemptionMode]] = (),
+        rejected: Sequence[Finish] = (),
+        transfers: Sequence[Transfer] = (),
+        limited_by: str = "arrivals",
     ) -> StepPlan:
         """The plan of this step, charged with the rows that decode (if they do) and the chunks."""
         rows = self.decode
-        num_seqs = len(rows.rows) if decode else 0
-        self._chunks = tuple(chunks)
-        self._decode_runs = decode and num_seqs > 0
-        self._step += 1
-        mode: Decode | tuple[RequestId, ...] = Decode.ALL if decode else Decode.NONE
-        if self._paused and decode:
-            mode = tuple(rows.rows)
-        plan = StepPlan(
-            self._step,
-            num_seqs,
-            num_seqs + sum([chunk.num_tokens for chunk in chunks]) if chunks else num_seqs,
-            rows.sum_context if decode else 0,
-            rows.max_context if decode else 0,
-            mode,
-            self._chunks,
-            tuple(joins),
-            tuple(grants),
-            tuple(self._leaves),
-            **fields,  # type: ignore[arg-type]
-        )
-        self._leaves.clear()
-        return plan
+        self._step = step = self._step + 1
+        leaves = tuple(self._leaves)
+        if leaves:
+            self._leaves.clear()
+        self._chunks = chunks
+        mode: Decode | tuple[RequestId, ...] = _NONE
+        num_seqs = num_tokens = sum_context = max_context = 0
+        if decode:
+            num_seqs = num_tokens = len(rows.rows)
+            sum_context, max_context = rows.sum_context, rows.max_context
+            mode = tuple(rows.rows) if self._paused else _ALL
+        self._decode_runs = num_seqs > 0
+        for chunk in chunks:
+            num_tokens += chunk.num_tokens
+        return _new_tuple(StepPlan, (
+            step, num_seqs, num_tokens, sum_context, max_context, mode, tuple(chunks), tuple(joins), tuple(grants),
+            leaves, tuple(preempted), tuple(rejected), tuple(transfers), (), limited_by, 0,
+        ))  # fmt: skip
 
     def skip(self, steps: int) -> Sequence[Grant]:
         """Blocks of further steps of a quiet run."""
@@ -144,10 +162,12 @@ class BatchingPolicy(Policy):
 
     def on_step_end(self, result: StepResult) -> None:
         """One token for each emitting row, then free what finished, in running order."""
+        steps, finished = result.steps, result.finished
         if self._decode_runs:
-            self.decode.advance(result.steps)
-            self._step += result.steps - 1
-        finished = result.finished
+            decode = self.decode
+            decode.steps += steps
+            decode.sum_context += steps * len(decode.rows)
+            self._step += steps - 1
         if self._chunks:
             self._book_chunks(finished)
         if finished:
@@ -165,10 +185,10 @@ class BatchingPolicy(Policy):
         self._chunks = ()
 
     def _free(self, finished: Sequence[Finish]) -> None:
-        rows = [self.running[finish.id] for finish in finished]
-        if len(rows) > 1:
-            rows.sort(key=lambda row: row.order)
-        for row in rows:
+        if len(finished) == 1:
+            self.remove(self.running[finished[0].id])
+            return
+        for row in sorted([self.running[finish.id] for finish in finished], key=lambda row: row.order):
             self.remove(row)
 
     # -- views -------------------------------------------------------------------------------------------------------
@@ -185,22 +205,18 @@ class BatchingPolicy(Policy):
                 order.append(BatchRow(row.id, 1, self.decode.num_tokens(row) - 1, True))
         return order
 
-    @property
-    def num_emitting(self) -> int:
-        """Decoding rows; each gains a token in every step that lets them run."""
-        return len(self.decode.rows)
-
     def load(self) -> Load:
-        """Queue lengths, free blocks and stored tokens."""
-        stored = self.decode.sum_context
+        """Queue lengths, free blocks, stored tokens, and which rows need blocks when."""
+        decode, kv = self.decode, self.kv
+        stored = decode.sum_context
         if self.partial or self._paused:
             stored += sum(row.num_computed_tokens for row in (*self.partial.values(), *self._paused))
-        return Load(len(self.waiting), len(self.running), 0, self.kv.pool.num_free, stored)
-
-    def residues(self) -> tuple[tuple[int, ...], int]:
-        """Which steps need how many new blocks."""
-        return self.decode.residues()
+        size = decode.block_size
+        return _new_tuple(Load, (
+            len(self.waiting), len(self.running), len(self.swapped), kv.pool.num_free, stored, kv.cpu_pool.num_free,
+            len(decode.rows) - self.num_idle, decode.steps % size if size else 0, tuple(decode.sizes),
+        ))  # fmt: skip
 
     def queues(self) -> Queues:
         """Waiting and running requests in order."""
-        return Queues(tuple(row.id for row in self.waiting), tuple(self.running))
+        return Queues(tuple(row.id for row in self.waiting), tuple(self.running), tuple(self.swapped))

@@ -54,6 +54,9 @@ class TokenBudget(BatchingPolicy):
         """Running requests first, then, if nothing was preempted, waiting ones."""
         if self._paused:
             self.unpause()
+        elif not self.waiting and not self.partial and self._is_easy():
+            self._plan_preempted = False
+            return self.make_plan(decode=True, grants=self.decode.grant())
         self._new_chunks, self._joins, self._preempted, self._rejected = [], [], [], []
         self._budget = self.max_num_batched_tokens
         self._schedule_running()
@@ -69,10 +72,15 @@ class TokenBudget(BatchingPolicy):
             chunks=self._new_chunks,
             joins=self._joins,
             grants=self._grants,
-            preempted=tuple(self._preempted),
-            rejected=tuple(self._rejected),
+            preempted=self._preempted,
+            rejected=self._rejected,
             limited_by=self._limit() if self.waiting else "arrivals",
         )
+
+    def _is_easy(self) -> bool:
+        """True when every decoding row runs and gets its block."""
+        decode = self.decode
+        return 0 < len(decode.rows) <= self.max_num_batched_tokens and decode.num_needed <= self.kv.pool.num_free
 
     def horizon(self) -> Horizon:
         """A blocked head stays blocked while free blocks only shrink, and hides every later arrival."""
@@ -92,7 +100,7 @@ class TokenBudget(BatchingPolicy):
         decode = self.decode
         num_decoding = len(decode.rows)
         if not self.partial:
-            if num_decoding <= self._budget and decode.num_needed <= self.kv.pool.num_free:
+            if not num_decoding or self._is_easy():
                 self._grants = decode.grant()
                 self._budget -= num_decoding
                 return

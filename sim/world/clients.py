@@ -60,7 +60,7 @@ class Clients:
         if refused is not None:
             self.answer(refused, now_s)
         elif row.abort_after_s is not None:
-            self._clock.call_at(now_s + row.abort_after_s, At.ABORT, lambda event: self._give_up(number))
+            self._clock.event_at(now_s + row.abort_after_s, At.ABORT, lambda event: self._give_up(number))
 
     def answer(self, finish: Finish, now_s: float) -> None:
         """A request ended and its client knows."""
@@ -92,7 +92,7 @@ def open_loop(clock: Clock, clients: Clients, rows: Iterator[TraceRow]) -> None:
 
     def send_followers(request_id: RequestId, now_s: float) -> None:
         for number, row in followers.pop(request_id, ()):
-            clock.call_at(now_s, At.ARRIVAL, lambda event, number=number, row=row: release(number, row))  # type: ignore[misc]
+            clock.event_at(now_s, At.ARRIVAL, lambda event, number=number, row=row: release(number, row))  # type: ignore[misc]
 
     def release(number: int, row: TraceRow) -> None:
         held.discard(number)
@@ -114,8 +114,8 @@ def closed_loop(
             clients.send(*item, clock.now)
 
     def think(request_id: RequestId, now_s: float) -> None:
-        clock.call_at(now_s + think_time_s, At.ARRIVAL, send_next)
+        clock.event_at(now_s + think_time_s, At.ARRIVAL, send_next)
 
     clients.on_answer = think
     for _ in range(concurrency):
-        clock.call_at(clock.now, At.ARRIVAL, send_next)
+        clock.event_at(clock.now, At.ARRIVAL, send_next)

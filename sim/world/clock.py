@@ -28,9 +28,11 @@ class Clock(simpy.Environment):
     break ties in another order when a run is jumped instead of stepped.
     """
 
-    def event_at(self, time_s: float, order: int) -> Event:
-        """An event that happens at ``time_s`` (not before now), for a process to yield."""
-        event = Event(self)
+    def event_at(self, time_s: float, order: int, *callbacks: Callable[[Event], None]) -> Event:
+        """An event that happens at ``time_s`` (not before now): for a process to yield, or to call back."""
+        event = _new(Event)
+        event.env = self
+        event.callbacks = list(callbacks)
         event._ok = True
         event._value = None
         heappush(self._queue, (time_s, order, next(self._eid), event))  # type: ignore[arg-type]
@@ -40,8 +42,5 @@ class Clock(simpy.Environment):
         """Drop every event, so that ``run`` returns."""
         self._queue.clear()
 
-    def call_at(self, time_s: float, order: int, callback: Callable[[Event], None]) -> None:
-        """Call back at ``time_s``."""
-        callbacks = self.event_at(time_s, order).callbacks
-        assert callbacks is not None
-        callbacks.append(callback)
+
+_new = Event.__new__

@@ -9,10 +9,23 @@ from typing import NamedTuple, Protocol
 from simpy.events import Event
 
 from policies.core.engine import Engine
-from policies.core.plan import Chunk, Finish, Idle, QuietRun, StepPlan, StepResult, Transfer
+from policies.core.plan import (
+    NO_EMITTED,
+    Chunk,
+    Decode,
+    Finish,
+    Idle,
+    QuietRun,
+    StepPlan,
+    StepResult,
+    Transfer,
+)
 from policies.core.request import Request, RequestId
 from policies.core.stops import Stop, StopCalendar
 from sim.world.clock import At, Clock
+
+_ALL = Decode.ALL
+_new_tuple = tuple.__new__
 
 
 class StepCosts(Protocol):
@@ -84,7 +97,7 @@ class Replica:
         self._step = 0
         self._start_s = 0.0
         self._arrivals_matter = True
-        self._version = 0
+        self._end_event: Event | None = None
         self._transfers: dict[int, Transfer] = {}
         self._transfers_done: list[int] = []
         self._link_free_s = 0.0
@@ -126,7 +139,7 @@ class Replica:
     def _plan_soon(self) -> None:
         if not self._plan_is_due:
             self._plan_is_due = True
-            self._clock.call_at(self._clock.now, At.PLAN, self._on_plan)
+            self._clock.event_at(self._clock.now, At.PLAN, self._on_plan)
 
     def _cut(self, time_s: float) -> None:
         """End the jump at the first step boundary at or after ``time_s``."""
@@ -135,7 +148,8 @@ class Replica:
             first = self._first
             target = run.steps_until(time_s, first + 1, first + self._target) - first
             if target < self._target:
-                self._end_at(run.end_s(first + target), target)
+                self._target = target
+                self._end_at(run.end_s(first + target))
 
     # -- steps -------------------------------------------------------------------------------------------------------
 
@@ -155,37 +169,37 @@ class Replica:
         if isinstance(plan, Idle):
             self._plan = self._run = None
             if plan.wake_at_s is not None:
-                self._clock.call_at(plan.wake_at_s, At.PLAN, self._on_plan)
+                self._clock.event_at(plan.wake_at_s, At.PLAN, self._on_plan)
             return
-        self.counts.plans += 1
-        self._calendar.apply(plan)
         self._plan, self._step, self._start_s = plan, plan.step, now_s
-        if plan.is_quiet:
-            self._begin_quiet(plan, now_s)
-        else:
+        counts, calendar = self.counts, self._calendar
+        counts.plans += 1
+        if plan.joins or plan.leaves:
+            calendar.apply(plan)
+        if plan.chunks or plan.transfers or plan.decode is not _ALL:
             self._run = None
-            self._arrivals_matter = True
-            self._end_at(now_s + self._duration_s(plan, now_s), 1)
-
-    def _begin_quiet(self, plan: StepPlan, now_s: float) -> None:
-        """Start a quiet run, or go on with the one whose rows this plan keeps."""
-        self.counts.quiet_plans += 1
+            self._arrivals_matter, self._target = True, 1
+            self._end_at(now_s + self._duration_s(plan, now_s))
+            return
+        counts.quiet_plans += 1
         run = self._run
-        if run is None or plan.changes_batch or self._first >= self._knot:
-            num_seqs, num_tokens, context = plan.num_seqs, plan.num_tokens, plan.sum_context
-            base_s, slope_s, self._knot = self._costs.decode_curve(num_seqs, num_tokens, context, plan.max_context)
-            run = self._run = QuietRun(now_s, base_s, slope_s, context, num_seqs)
-            self._first = 0
-        target = 1
+        if run is None or self._first >= self._knot or plan.joins or plan.leaves:
+            run = self._start_run(plan, now_s)
         if self._skip_ahead:
             horizon, self._arrivals_matter = self._engine.policy.horizon()
-            target = min(self._knot - self._first, horizon + 1, self._calendar.steps_to_stop())
-        self._end_at(run.end_s(self._first + target), target)
+            self._target = min(self._knot - self._first, horizon + 1, calendar.steps_to_stop())
+        self._end_at(run.end_s(self._first + self._target))
 
-    def _end_at(self, time_s: float, target: int) -> None:
-        self._target = target
-        self._version = version = self._version + 1
-        self._clock.call_at(time_s, At.STEP_END, lambda event: self._on_step_end(version))
+    def _start_run(self, plan: StepPlan, now_s: float) -> QuietRun:
+        """Set the anchor of a quiet run: its rows change with this plan, or the cost model reached a knot."""
+        num_seqs, context = plan.num_seqs, plan.sum_context
+        base_s, slope_s, self._knot = self._costs.decode_curve(num_seqs, plan.num_tokens, context, plan.max_context)
+        self._first = 0
+        self._run = run = _new_tuple(QuietRun, (now_s, base_s, slope_s, context, num_seqs))
+        return run
+
+    def _end_at(self, time_s: float) -> None:
+        self._end_event = self._clock.event_at(time_s, At.STEP_END, self._on_step_end)
 
     def _duration_s(self, plan: StepPlan, now_s: float) -> float:
         """Blocking transfers one after the other, then the step."""
@@ -207,7 +221,7 @@ class Replica:
         self._link_free_s = done_s = max(now_s, self._link_free_s) + took_s
         if not transfer.blocking:
             self._transfers[transfer.key] = transfer
-            self._clock.call_at(done_s, At.TRANSFER, lambda event: self._on_transfer(transfer.key))
+            self._clock.event_at(done_s, At.TRANSFER, lambda event: self._on_transfer(transfer.key))
         return done_s
 
     def _on_transfer(self, key: int) -> None:
@@ -219,53 +233,59 @@ class Replica:
 
     # -- boundaries --------------------------------------------------------------------------------------------------
 
-    def _on_step_end(self, version: int) -> None:
-        if version != self._version:
+    def _on_step_end(self, event: Event) -> None:
+        if event is not self._end_event:
             return
         clock = self._clock
-        now = clock.now
-        run = self._run
-        if run is None:
-            self._book(now, 1)
+        now_s = clock.now
+        if self._run is None:
+            self._book(now_s, 1)
         else:
-            self._book_run(run, self._first + self._target)
-        self.last_boundary_s = now
+            if self._target > 1 and self._arrivals and not self._arrivals_matter:
+                self._book_pieces(self._run)
+            self._book(now_s, self._target)
+        self.last_boundary_s = now_s
         self._plan = None
         if self._stopping:
             clock.end()
-            return
-        if clock.peek() > now:
+        elif clock.peek() > now_s:
             if self._arrivals or self._aborts or self._transfers_done:
-                self._take_in(now)
-            self._begin(now)
+                self._take_in(now_s)
+            self._begin(now_s)
         else:
             self._plan_soon()
 
-    def _book_run(self, run: QuietRun, end: int) -> None:
-        """Book the steps of a jump, in pieces where requests came in that changed nothing but the queue."""
+    def _book_pieces(self, run: QuietRun) -> None:
+        """Book the steps of a jump up to the last request that came in and changed nothing but the queue: the record
+        shows when each was queued."""
         while self._arrivals:
+            end = self._first + self._target
             cut = run.steps_until(self._arrivals[0][0].arrival_s, self._first + 1, end)
             if cut >= end:
                 break
             now_s = run.end_s(cut)
-            self._book(now_s, cut - self._first)
+            steps = cut - self._first
+            self._target -= steps
+            self._book(now_s, steps)
             self._take_in(now_s)
             self._engine.carry_on(now_s)
-        self._book(run.end_s(end), end - self._first)
 
     def _book(self, end_s: float, steps: int) -> None:
-        plan, run, first = self._plan, self._run, self._first
+        plan, first = self._plan, self._first
         assert plan is not None
+        engine = self._engine
         if steps > 1:
-            self._engine.skip(steps - 1)
+            engine.skip(steps - 1)
         finished = self._calendar.complete(plan, steps)
-        result = StepResult(self._step, self._start_s, end_s, steps, finished, run, first)
+        result = _new_tuple(StepResult, (
+            self._step, self._start_s, end_s, steps, finished, self._run, first, None, NO_EMITTED, (), 0
+        ))  # fmt: skip
         self._step += steps
         self._start_s = end_s
-        if run is not None:
+        if self._run is not None:
             self._first = first + steps
             self.counts.quiet_steps += steps
-        ended = self._engine.complete(result)
+        ended = engine.complete(result)
         if ended:
             self._on_end(ended, end_s)
 

@@ -76,7 +76,7 @@ class World:
         else:
             open_loop(self.clock, self.clients, rows)
         if max_time_s is not None:
-            self.clock.call_at(max_time_s, At.STOP, lambda event: self.replica.stop())
+            self.clock.event_at(max_time_s, At.STOP, lambda event: self.replica.stop())
         status, message = "completed", ""
         try:
             self.clock.run()

@@ -9,44 +9,25 @@ from typing import Any
 from policies.core.plan import Chunk, Decode, Finish, Load, QuietRun, StepPlan, StepResult
 from policies.core.protocols import Policy
 from policies.core.request import Request, RequestId
-from traces.record.schema import RecordSink
+from traces.record.schema import RecordSink, StepRow
 
 _BATCH = 16_384
+_STEPS, _END_S = StepRow._fields.index("steps"), StepRow._fields.index("end_s")
 
 
 class _Live:
     """What the record knows of a request that has not ended."""
 
-    __slots__ = (
-        "computed",
-        "decoding",
-        "emitted_s",
-        "first_scheduled_s",
-        "first_token_s",
-        "hit_new",
-        "hit_resumed",
-        "lost",
-        "output_tokens",
-        "recomputed",
-        "recomputes",
-        "request",
-        "segments",
-        "since",
-        "swaps",
-        "waited_s",
-        "waiting_since_s",
-    )
+    waited_s = 0.0
+    first_scheduled_s = first_token_s = emitted_s = nan
+    decoding = False
+    since = output_tokens = computed = lost = 0
+    recomputes = swaps = recomputed = hit_new = hit_resumed = 0
+    segments: tuple[tuple[float, int, int], ...] = ()
 
     def __init__(self, request: Request) -> None:
         self.request = request
         self.waiting_since_s = request.arrival_s
-        self.waited_s = 0.0
-        self.first_scheduled_s = self.first_token_s = self.emitted_s = nan
-        self.decoding = False
-        self.since = 0
-        self.output_tokens = self.computed = self.lost = 0
-        self.recomputes = self.swaps = self.recomputed = self.hit_new = self.hit_resumed = 0
-        self.segments: list[tuple[float, int, int]] = []
 
 
 class Recorder:
@@ -75,18 +56,14 @@ class Recorder:
         self._paused: set[RequestId] = set()
         self._last_emit_s = 0.0
         self._ordinal = 0
-        self._steps: list[tuple[Any, ...]] = []
+        self._steps: list[list[Any]] = []
         self._requests: list[tuple[Any, ...]] = []
         self._stalls: list[tuple[float, int, str]] = []
-        self._row: tuple[Any, ...] | None = None
+        self._row: list[Any] = []
         self._run: QuietRun | None = None
-        self._row_steps = 0
-        self._row_end_s = 0.0
-        self._row_load = Load(0, 0, 0, 0, 0)
         self._row_limit = ""
-        self._load = self._row_load
-        self._residues: tuple[tuple[int, ...], int] = ((), 0)
-        self._emitting = self._row_emitting = 0
+        self._load = self._row_load = Load(0, 0, 0, 0, 0, 0, 0, 0, ())
+        self._decodes = False
 
     # -- arrivals and plans ------------------------------------------------------------------------------------------
 
@@ -107,8 +84,7 @@ class Recorder:
             if self._paused or type(plan.decode) is tuple:
                 self._pause(plan)
         self._load = policy.load()
-        self._residues = policy.residues()
-        self._emitting = policy.num_emitting if plan.decode is not Decode.NONE else 0
+        self._decodes = plan.decode is not Decode.NONE
 
     def _preempt(self, plan: StepPlan, now_s: float) -> None:
         for request_id, mode in plan.preempted:
@@ -175,25 +151,26 @@ class Recorder:
 
     def on_step(self, plan: StepPlan, result: StepResult) -> None:
         """Extend the current row or start one; book tokens and gaps."""
-        run, load = result.run, self._load
-        emitting = self._emitting
+        run, load, steps, end_s = result.run, self._load, result.steps, result.end_s
         old = self._row_load
+        emitting = load.emitting if self._decodes else 0
         if (
             run is not None
             and run is self._run
             and not self._stragglers
-            and load[0] == old[0]
-            and load[2] == old[2]
-            and emitting == self._row_emitting
+            and load.waiting == old.waiting
+            and load.swapped == old.swapped
+            and load.emitting == old.emitting
             and plan.limited_by == self._row_limit
         ):
-            self._row_steps += result.steps
+            self._row[_STEPS] += steps
+            self._row[_END_S] = end_s
         else:
+            self._run, self._row_load, self._row_limit = run, load, plan.limited_by
             self._start_row(plan, result, emitting)
-        self._row_end_s = end_s = result.end_s
         if emitting:
             self._last_emit_s = end_s
-            self._ordinal += result.steps
+            self._ordinal += steps
         if plan.chunks:
             self._emit_chunks(plan, end_s)
         for finish in result.finished:
@@ -202,44 +179,30 @@ class Recorder:
                 self._stop_decoding(live)
 
     def _start_row(self, plan: StepPlan, result: StepResult, emitting: int) -> None:
-        self._end_row()
-        run, load = result.run, self._load
-        self._run, self._row_load, self._row_limit, self._row_emitting = run, load, plan.limited_by, emitting
-        self._row_steps = result.steps
-        irregular = 0
+        if len(self._steps) >= _BATCH or len(self._requests) >= _BATCH:
+            self._flush()
+        run, load, chunks = result.run, self._load, plan.chunks
+        irregular = num_emits = chunk_tokens = moved = 0
         if emitting and self._stragglers:
             irregular = self._release_stragglers(run.end_s(result.first + 1) if run else result.end_s)
-        chunks = plan.chunks
-        num_emits = chunk_tokens = 0
         for chunk in chunks:
             num_emits += chunk.emits
             chunk_tokens += chunk.num_tokens
+        if plan.transfers:
+            moved = sum([len(transfer.src) for transfer in plan.transfers]) * self._block_bytes
         if run is not None:
-            first, anchor, context = result.first, run, run.sum_context
-            curve = (first, anchor.anchor_s, anchor.base_s, anchor.slope_s, context)
+            first, context = result.first, run.sum_context
+            curve = (first, run.anchor_s, run.base_s, run.slope_s, context)
             sum_context = context + first * run.num_seqs
         else:
-            curve = (-1, result.start_s, 0.0, 0.0, 0)
-            sum_context = plan.sum_context
-        moved = sum([len(t.src) for t in plan.transfers]) * self._block_bytes if plan.transfers else 0
-        residues, phase = self._residues
-        self._row = (
-            result.step, result.start_s, curve, plan.num_seqs, plan.num_tokens, sum_context, emitting, irregular,
-            num_emits, chunk_tokens, self._last_emit_s, load, moved, plan.limited_by, phase, residues,
-        )  # fmt: skip
-
-    def _end_row(self) -> None:
-        row = self._row
-        if row is None:
-            return
-        step, start_s, curve, num_seqs, num_tokens, context, emitting, irregular, emits, tokens, last, load = row[:12]
-        self._steps.append((
-            step, self._row_steps, start_s, self._row_end_s, *curve, num_seqs, num_tokens, context, emitting, irregular,
-            emits, tokens, last, load[0], load[1], load[2], load[3], load[4], *row[12:],
-        ))  # fmt: skip
-        self._row = None
-        if len(self._steps) >= _BATCH:
-            self._flush()
+            curve, sum_context = (-1, result.start_s, 0.0, 0.0, 0), plan.sum_context
+        waiting, running, swapped, free, stored, _, _, phase, residues = load
+        self._row = row = [
+            result.step, result.steps, result.start_s, result.end_s, *curve, plan.num_seqs, plan.num_tokens,
+            sum_context, emitting, irregular, num_emits, chunk_tokens, self._last_emit_s, waiting, running, swapped,
+            free, stored, moved, plan.limited_by, phase, residues,
+        ]  # fmt: skip
+        self._steps.append(row)
 
     def _release_stragglers(self, end_s: float) -> int:
         """Gaps of the rows that rejoin the others with this step."""
@@ -251,7 +214,7 @@ class Recorder:
         return len(active)
 
     def _emit_chunks(self, plan: StepPlan, end_s: float) -> None:
-        alone = self._emitting == 0
+        alone = not (self._decodes and self._load.emitting)
         for chunk in plan.chunks:
             if chunk.emits:
                 live = self._live[chunk.id]
@@ -269,7 +232,7 @@ class Recorder:
         live.decoding = True
         live.since = self._ordinal
         if self._keep_segments:
-            live.segments.append((token_s, self._ordinal, 0))
+            live.segments += ((token_s, self._ordinal, 0),)
 
     def _stop_decoding(self, live: _Live) -> None:
         """Close a stretch of decode steps."""
@@ -281,7 +244,7 @@ class Recorder:
         live.computed += steps
         if self._keep_segments:
             token_s, start, _ = live.segments[-1]
-            live.segments[-1] = (token_s, start, steps)
+            live.segments = (*live.segments[:-1], (token_s, start, steps))
 
     # -- ends --------------------------------------------------------------------------------------------------------
 
@@ -303,10 +266,8 @@ class Recorder:
         self._requests.append((
             request.id, request.arrival_s, live.first_scheduled_s, live.first_token_s, finish_s, reason,
             request.prompt_tokens, output_tokens, request.priority, request.client_id, live.recomputes, live.swaps,
-            live.recomputed, live.waited_s, live.hit_new, live.hit_resumed, tuple(live.segments),
+            live.recomputed, live.waited_s, live.hit_new, live.hit_resumed, live.segments,
         ))  # fmt: skip
-        if len(self._requests) >= _BATCH:
-            self._flush()
 
     def _flush(self) -> None:
         for sink in self._sinks:
@@ -317,7 +278,6 @@ class Recorder:
 
     def close(self, now_s: float) -> None:
         """The run is over: what still runs or waits is unfinished."""
-        self._end_row()
         for live in self._live.values():
             if live.decoding:
                 self._stop_decoding(live)
