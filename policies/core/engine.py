@@ -48,11 +48,15 @@ class Engine:
         """Hand a request to the policy, between two steps; returns its end if it is refused at the door."""
         finish = self.refuse(request, now_s)
         if finish is None:
-            self.num_unfinished += 1
-            if self.observer is not None:
-                self.observer.on_arrival(request, now_s)
-            self.policy.on_arrival(request)
+            self.take(request, now_s)
         return finish
+
+    def take(self, request: Request, now_s: float) -> None:
+        """Hand over, between two steps, a request that was not refused when it came."""
+        self.num_unfinished += 1
+        if self.observer is not None:
+            self.observer.on_arrival(request, now_s)
+        self.policy.on_arrival(request)
 
     def abort(self, request_id: RequestId, now_s: float) -> Finish:
         """The client of an unfinished request went away."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from policies.core.errors import ContractError
 from policies.core.plan import Blocks, Grant, Transfer
@@ -34,6 +34,7 @@ class KvManager:
         self.pool = BlockPool(num_gpu_blocks - first, first)
         self.cpu_pool = BlockPool(num_cpu_blocks)
         self.prefix_cache = PrefixCache() if enable_prefix_caching else None
+        self._hashed: Collection[int] = () if self.prefix_cache is None else self.prefix_cache.hash_of
         self.tables: dict[RequestId, list[int]] = {}
         self.cpu_tables: dict[RequestId, list[int]] = {}
         self.in_transit: dict[int, Transfer] = {}
@@ -85,7 +86,7 @@ class KvManager:
         if count > pool.num_free:
             raise ContractError(f"{count} KV blocks asked for, {pool.num_free} free")
         blocks = pool.take(count)
-        if self.prefix_cache:
+        if self._hashed and self.prefix_cache is not None:
             self.prefix_cache.evict(blocks)
         return blocks
 

@@ -56,19 +56,15 @@ class PrefixCache:
     """Maps hashes to blocks and counts the tables that share a hashed block.
 
     A block keeps its hash while it lies in the free queue and loses it when it is handed out again. Two blocks may hold
-    the same content; a lookup returns the one entered first.
+    the same content; a lookup returns the one entered first. ``hash_of`` names the blocks with known content.
     """
 
-    __slots__ = ("_blocks_of", "_hash_of", "_refs")
+    __slots__ = ("_blocks_of", "_refs", "hash_of")
 
     def __init__(self) -> None:
-        self._hash_of: dict[int, BlockHash] = {}
+        self.hash_of: dict[int, BlockHash] = {}
         self._blocks_of: dict[BlockHash, dict[int, None]] = {}
         self._refs: dict[int, int] = {}
-
-    def __len__(self) -> int:
-        """Blocks with known content."""
-        return len(self._hash_of)
 
     def lookup(self, hashes: Sequence[BlockHash], limit: int) -> list[int]:
         """Blocks of the longest run of hits from the start over at most ``limit`` hashes."""
@@ -82,7 +78,7 @@ class PrefixCache:
 
     def enter(self, block: int, digest: BlockHash) -> None:
         """Name the content of a block that one table holds."""
-        self._hash_of[block] = digest
+        self.hash_of[block] = digest
         self._blocks_of.setdefault(digest, {})[block] = None
         self._refs[block] = 1
 
@@ -104,10 +100,10 @@ class PrefixCache:
 
     def evict(self, blocks: Sequence[int]) -> None:
         """Forget the content of blocks that are handed out anew."""
-        if self._hash_of.keys().isdisjoint(blocks):
+        if self.hash_of.keys().isdisjoint(blocks):
             return
         for block in blocks:
-            digest = self._hash_of.pop(block, None)
+            digest = self.hash_of.pop(block, None)
             if digest is not None:
                 del self._refs[block]
                 holders = self._blocks_of[digest]

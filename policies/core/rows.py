@@ -187,7 +187,7 @@ class DecodeSet:
         free = self._kv.pool.num_free - keep
         if free >= rows:
             return self._size * (free // rows)
-        steps, sizes = -1, self._sizes
+        steps, sizes = -1, self.sizes
         while free >= 0:
             steps += 1
             free -= sizes[(self._granted + steps) % self._size]

@@ -150,8 +150,9 @@ class BatchingPolicy(Policy):
         for chunk in chunks:
             num_tokens += chunk.num_tokens
         return _new_tuple(StepPlan, (
-            step, num_seqs, num_tokens, sum_context, max_context, mode, tuple(chunks), tuple(joins), tuple(grants),
-            leaves, tuple(preempted), tuple(rejected), tuple(transfers), (), limited_by, 0,
+            step, num_seqs, num_tokens, sum_context, max_context, mode, tuple(chunks),
+            joins and tuple(joins), tuple(grants), leaves, preempted and tuple(preempted),
+            rejected and tuple(rejected), transfers and tuple(transfers), (), limited_by, 0,
         ))  # fmt: skip
 
     def skip(self, steps: int) -> Sequence[Grant]:

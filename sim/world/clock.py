@@ -21,6 +21,17 @@ class At(IntEnum):
     PLAN = 5
 
 
+class Timed(Event):
+    """An event whose time is set when it is made; it succeeds with nothing to say."""
+
+    _ok = True
+    _value = None
+
+    def __init__(self, env: simpy.Environment, *callbacks: Callable[[Event], None]) -> None:
+        self.env = env
+        self.callbacks = list(callbacks)
+
+
 class Clock(simpy.Environment):
     """An environment whose events are placed at absolute times.
 
@@ -30,17 +41,14 @@ class Clock(simpy.Environment):
 
     def event_at(self, time_s: float, order: int, *callbacks: Callable[[Event], None]) -> Event:
         """An event that happens at ``time_s`` (not before now): for a process to yield, or to call back."""
-        event = _new(Event)
-        event.env = self
-        event.callbacks = list(callbacks)
-        event._ok = True
-        event._value = None
+        event = Timed(self, *callbacks)
         heappush(self._queue, (time_s, order, next(self._eid), event))  # type: ignore[arg-type]
         return event
+
+    def is_last_of_now(self) -> bool:
+        """True if nothing more happens at this instant."""
+        return not self._queue or self._queue[0][0] > self._now
 
     def end(self) -> None:
         """Drop every event, so that ``run`` returns."""
         self._queue.clear()
-
-
-_new = Event.__new__

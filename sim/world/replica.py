@@ -248,7 +248,7 @@ class Replica:
         self._plan = None
         if self._stopping:
             clock.end()
-        elif clock.peek() > now_s:
+        elif clock.is_last_of_now():
             if self._arrivals or self._aborts or self._transfers_done:
                 self._take_in(now_s)
             self._begin(now_s)
@@ -300,7 +300,7 @@ class Replica:
         while arrivals and arrivals[0][0].arrival_s <= now_s:
             request, stop = arrivals.popleft()
             self._calendar.add(request.id, stop)
-            self._engine.add(request, now_s)
+            self._engine.take(request, now_s)
 
     def _apply_aborts(self, now_s: float) -> None:
         for request_id in self._aborts:
@@ -308,7 +308,7 @@ class Replica:
                 if item[0].id == request_id:
                     self._arrivals.remove(item)
                     self._calendar.add(request_id, item[1])
-                    self._engine.add(item[0], now_s)
+                    self._engine.take(item[0], now_s)
                     break
             if request_id in self._calendar or self._engine.awaits_delivery(request_id):
                 self._calendar.remove(request_id)
