@@ -5,7 +5,7 @@ Every key is also a ``--set section.key=value``. A key that is absent (None) lea
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from policies.core.errors import ConfigError, closest
@@ -203,7 +203,9 @@ def load_config(path: str | None = None, overrides: Sequence[str] = (), **flags:
     ``overrides`` are ``"section.key=value"`` with a TOML value or a bare word. A trace given outside the file
     replaces the file's generator with its parameters, and the other way round. Raises ConfigError.
     """
-    tables = {name: table_of(table, name) for name, table in (read_toml(path) if path else {}).items()}
+    in_file = read_toml(path) if path else {}
+    _check_sections(in_file)
+    tables = {name: table_of(table, name) for name, table in in_file.items()}
     given: dict[str, dict[str, object]] = {}
     for name, value in flags.items():
         if value is not None:
@@ -218,13 +220,16 @@ def load_config(path: str | None = None, overrides: Sequence[str] = (), **flags:
 
 def config_from_tables(tables: Mapping[str, Mapping[str, object]]) -> RunConfig:
     """The configuration that the tables of a RUN.toml describe; raises ConfigError."""
-    for name in tables:
-        if name not in _SECTIONS:
-            raise ConfigError(
-                f"[{name}]: unknown section; known are {', '.join(_SECTIONS)}{closest(name, _SECTIONS)}"
-            )
+    _check_sections(tables)
     made = {name: section(**tables.get(name, {})) for name, section in _SECTIONS.items()}
     return RunConfig(**made)  # type: ignore[arg-type]
+
+
+def _check_sections(names: Iterable[str]) -> None:
+    for name in names:
+        if name not in _SECTIONS:
+            known = ", ".join(_SECTIONS)
+            raise ConfigError(f"{name}: unknown section; known are {known}{closest(name, _SECTIONS)}")
 
 
 def _put(tables: dict[str, dict[str, object]], path: list[str], value: object) -> None:

@@ -145,7 +145,7 @@ def number(
             or (at_most is not None and value > at_most)
         ):
             raise impossible(where, value, f"give a number {' and '.join(bounds)}")
-        return value
+        return float(value) if isinstance(value, float) else value  # numpy's doubles have another repr
 
     return check
 

@@ -39,7 +39,7 @@ def read_toml(path: str) -> dict[str, object]:
     try:
         return tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path}: not valid TOML: {_first_line(error)}") from None
+        raise ConfigError(f"{path}: not valid TOML: {str(error).splitlines()[0]}") from None
     except UnicodeDecodeError:
         raise ConfigError(f"{path}: not a text file in UTF-8; give a RUN.toml") from None
     except OSError as error:
@@ -50,7 +50,7 @@ def parse_override(override: str) -> tuple[list[str], object]:
     """Path of keys and value of ``section.key=value``; the value is TOML, and a bare word is a text."""
     name, equals, text = override.partition("=")
     path = [part.strip() for part in name.split(".")]
-    if not equals or len(path) < 2 or not all(path):
+    if not equals or len(path) < 2 or not all(path) or not text.strip():
         raise ConfigError(f"--set {override}: write section.key=value, for example engine.max_num_seqs=64")
     return path, _parse_value(text.strip(), override)
 
@@ -60,9 +60,10 @@ def _parse_value(text: str, override: str) -> object:
 
     try:
         parsed = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError as error:
-        if text[:1] in ("{", "[", '"', "'", ""):
-            raise ConfigError(f"--set {override}: the value is no TOML: {_first_line(error)}") from None
+    except tomllib.TOMLDecodeError:
+        if text[:1] in ("{", "[", '"', "'"):
+            remedy = 'quote each text within it, as in {dist = "fixed", value = 8}'
+            raise ConfigError(f"--set {override}: the value is no TOML; {remedy}") from None
         return text
     return parsed["value"] if parsed.keys() == {"value"} else text
 
@@ -71,7 +72,3 @@ def _quoted(text: str) -> str:
     import json
 
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0]

@@ -62,7 +62,7 @@ def _best_of(formats: tuple[Format, ...], path: str, header: Header, names: list
     if len(missing) == len(best.required):
         known = "; ".join(",".join(known.required) for known in formats)
         raise TraceError(
-            f"{path}, line {header.line}: no known format: found {_shown(names)}; known columns are {known}"
+            f"{path}, line {header.line}: no known format: found {_shown(names)}; write a header with {known}"
         )
     if missing:
         raise TraceError(
@@ -83,7 +83,10 @@ def _layout(best: Format, names: list[str]) -> Layout:
 def _csv_names(path: str, header: Header) -> list[str]:
     import csv
 
-    names = [name.strip() for name in next(csv.reader([header.text]))]
+    try:
+        names = [name.strip() for name in next(csv.reader([header.text]))]
+    except csv.Error as error:
+        raise TraceError(f"{path}, line {header.line}: no header of a CSV file ({error}); mend it") from None
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise TraceError(f"{path}, line {header.line}: column '{twice}' appears twice; rename or remove one")

@@ -19,6 +19,9 @@ class Fixed(NamedTuple):
 
     value: int
 
+    def __str__(self) -> str:
+        return f"fixed {self.value}"
+
 
 class Uniform(NamedTuple):
     """Every whole number from ``low`` to ``high``, both included, is equally likely."""
@@ -26,12 +29,18 @@ class Uniform(NamedTuple):
     low: int
     high: int
 
+    def __str__(self) -> str:
+        return f"uniform {self.low}..{self.high}"
+
 
 class Exponential(NamedTuple):
     """Exponential with ``mean``, rounded, at least 1; as if values above ``cap`` were drawn again."""
 
     mean: float
     cap: int | None = None
+
+    def __str__(self) -> str:
+        return f"exponential {self.mean:g}" + (f" up to {self.cap}" if self.cap is not None else "")
 
 
 LengthLaw = Fixed | Uniform | Exponential

@@ -29,7 +29,7 @@ _OPTIONAL_CONVERTERS: dict[str, fields.Converter] = {
     "abort_after_s": fields.patience,
 }
 
-_LOOK_CLOSER = (ValueError, TypeError, IndexError, KeyError, OverflowError, AttributeError)
+_LOOK_CLOSER = (ValueError, TypeError, IndexError, KeyError, OverflowError, AttributeError, RecursionError)
 """What the quick way may raise on a value that is no text or number as it should be."""
 
 

@@ -67,7 +67,7 @@ def line_of_row(path: str, after_line: int, row: int) -> int:
 @contextmanager
 def _open_text(path: str) -> Iterator[tuple[TextIOWrapper, bool]]:
     """The file as UTF-8 text with any line ends, and whether it begins with a byte order mark."""
-    from gzip import GzipFile
+    from gzip import BadGzipFile, GzipFile
     from pathlib import Path
     from zlib import error as ZlibError  # noqa: N812
 
@@ -83,7 +83,7 @@ def _open_text(path: str) -> Iterator[tuple[TextIOWrapper, bool]]:
         raise TraceError(f"{path}: no such file; give the path of a trace") from None
     except UnicodeDecodeError:
         raise _not_text(path) from None
-    except (EOFError, ZlibError):
+    except (EOFError, ZlibError, BadGzipFile):
         raise TraceError(f"{path}: the gzip file is cut off or damaged; fetch it again") from None
     except OSError as error:
         raise TraceError(
