@@ -17,9 +17,7 @@ from policies.core.plan import (
     Grant,
     Horizon,
     Idle,
-    Load,
     PreemptionMode,
-    Queues,
     StepPlan,
     Transfer,
 )
@@ -69,7 +67,6 @@ class Paged(BatchingPolicy):
         self.block_bytes = block_bytes
         self.pieces_per_block = pieces_per_block
         self.faithful = faithful
-        self.swapped: deque[Row] = deque()
         self.swap_exhausted = 0
         self._services = services
         self._half_prefilled: set[RequestId] = set()
@@ -106,12 +103,11 @@ class Paged(BatchingPolicy):
 
     def on_abort(self, request_id: RequestId) -> int:
         """Forget a request, wherever it is."""
-        for row in self.swapped:
-            if row.id == request_id:
-                self.swapped.remove(row)
-                self._close_swapped(row)
-                return row.num_tokens - row.prompt_tokens
-        return super().on_abort(request_id)
+        row = self.swapped.get(request_id)
+        if row is None:
+            return super().on_abort(request_id)
+        self._close_swapped(row)
+        return row.num_tokens - row.prompt_tokens
 
     # -- steps -----------------------------------------------------------------------------------------------
 
@@ -163,7 +159,7 @@ class Paged(BatchingPolicy):
         return self.make_plan(
             decode=decode,
             chunks=chunks,
-            joins=self._joins,
+            joins=tuple(self._joins),
             grants=self._grants,
             preempted=tuple(self._preempted),
             rejected=tuple(self._rejected),
@@ -281,7 +277,7 @@ class Paged(BatchingPolicy):
             if is_prefill:
                 self._half_prefilled.add(row.id)
             self._transfers.append(self.kv.swap_out(row.id))
-            self.swapped.append(row)
+            self.swapped[row.id] = row
         else:
             self.kv.close(row.id)
             row.num_computed_tokens = 0
@@ -335,18 +331,19 @@ class Paged(BatchingPolicy):
         """Bring requests back from the head of the swapped queue until one does not fit."""
         largest = self.kv.num_blocks - (0 if self.faithful else self.watermark_blocks)
         while self.swapped:
-            row = self.swapped[0]
+            row = next(iter(self.swapped.values()))
             num_blocks = self._blocks_touched(row, row.id in self._half_prefilled)
             if num_blocks > largest:
-                self._close_swapped(self.swapped.popleft())
+                self._close_swapped(row)
                 self._reject(row, "kv_capacity")
             elif self._obstacle(row.num_tokens - row.num_computed_tokens, num_blocks):
                 break
             else:
-                self._resume(self.swapped.popleft())
+                self._resume(row)
 
     def _resume(self, row: Row) -> None:
         """Run a swapped request again, in this step."""
+        del self.swapped[row.id]
         self._transfers.append(self.kv.swap_in(row.id))
         self.enter(row)
         if row.id in self._half_prefilled:
@@ -364,16 +361,6 @@ class Paged(BatchingPolicy):
         raise ContractError(f"request {row.id} was swapped out in mid-prefill, which needs chunked prefill")
 
     def _close_swapped(self, row: Row) -> None:
+        del self.swapped[row.id]
         self.kv.close_swapped(row.id)
         self._half_prefilled.discard(row.id)
-
-    # -- views -----------------------------------------------------------------------------------------------
-
-    def load(self) -> Load:
-        """Queue lengths, free blocks of both tiers and stored tokens."""
-        load = super().load()
-        return load._replace(swapped=len(self.swapped), free_cpu_blocks=self.kv.cpu_pool.num_free)
-
-    def queues(self) -> Queues:
-        """Waiting, running and swapped requests in order."""
-        return super().queues()._replace(swapped=tuple(row.id for row in self.swapped))

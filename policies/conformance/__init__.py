@@ -1,0 +1,1 @@
+"""Conformance: recorded decisions of real schedulers, replayed and compared step by step."""

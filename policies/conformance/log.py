@@ -1,0 +1,190 @@
+"""Reads decision logs: ``.jsonl`` or ``.jsonl.gz``, one object a line, in the schema of the recorded logs."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+from policies.core.errors import LogError
+from policies.core.request import Request, RequestId, Segments, output_segment
+
+_T = TypeVar("_T")
+Object = Mapping[str, object]
+
+FIELDS_V1 = (
+    *("sched", "tokens", "new", "resumed", "hits", "preempted", "new_blocks", "free_after_schedule"),
+    *("finished", "waiting", "running", "free"),
+)
+"""Fields of a step of engine v1 that a replay must reproduce; physical block ids are among them."""
+
+FIELDS_V0 = (
+    *("sched", "tokens", "batched_tokens", "new", "resumed", "preempted", "swapped_out", "swapped_in"),
+    *("ignored", "blocks_out", "blocks_in", "free_after_schedule", "cpu_free_after_schedule"),
+    *("finished", "waiting", "running", "swapped", "free", "cpu_free"),
+)
+"""The same for engine v0, whose block ids are informative."""
+
+END_FIELDS = ("preemptions", "swap_outs", "unfinished")
+
+
+class LoggedRequest(NamedTuple):
+    """A request of a log under its number, with the output length it makes and the steps it comes and goes
+    at."""
+
+    request: Request
+    arrival_step: int
+    output_len: int
+    abort_step: int | None
+
+
+class DecisionLog(NamedTuple):
+    """A log. ``names[i]`` is the name of request i; ``steps`` and ``end`` are the lines as they are."""
+
+    path: Path
+    config: Object
+    names: tuple[str, ...]
+    requests: tuple[LoggedRequest, ...]
+    steps: tuple[Object, ...]
+    end: Object
+
+    @property
+    def name(self) -> str:
+        """Name of the recorded scenario, or of the file."""
+        scenario = self.config.get("scenario")
+        return scenario if isinstance(scenario, str) else self.path.name.partition(".")[0]
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Step fields to compare."""
+        return FIELDS_V1 if self.config["engine"] == "v1" else FIELDS_V0
+
+    def setting(self, key: str, kind: type[_T], default: _T | None = None) -> _T:
+        """A setting of the config line; LogError if it is missing (without default) or of another type."""
+        return _value(self.config, key, kind, f"{self.path}:1", default)
+
+
+def read_log(path: Path) -> DecisionLog:
+    """Read a log; LogError names the file and line of what is wrong."""
+    config: Object | None = None
+    requests: list[tuple[str, Object]] = []
+    steps: list[Object] = []
+    end: Object | None = None
+    for where, line in _objects(path):
+        kind = line.get("type")
+        if (config is None) != (kind == "config"):
+            raise LogError(f"{where}: the first line, and no other, must be of type 'config', not '{kind}'")
+        if kind == "config":
+            config = _checked_config(line, where)
+        elif kind == "request":
+            requests.append((where, line))
+        elif kind == "step":
+            steps.append(_checked_step(line, where, config))
+        elif kind == "end":
+            end = {key: _value(line, key, int, where) for key in END_FIELDS}
+        else:
+            raise LogError(f"{where}: unknown line type '{kind}'; expected request, step or end")
+    if config is None or end is None:
+        raise LogError(f"{path}: no {'config' if config is None else 'end'} line; the log is cut off")
+    numbers: dict[str, RequestId] = {}
+    for where, line in requests:
+        name = _value(line, "id", str, where)
+        if numbers.setdefault(name, len(numbers)) != len(numbers) - 1:
+            raise LogError(f"{where}: request '{name}' is listed twice")
+    parsed = tuple(_request(line, where, numbers) for where, line in requests)
+    for (where, _), (a, b) in zip(requests[1:], pairwise(parsed), strict=True):
+        if b.arrival_step < a.arrival_step:
+            raise LogError(
+                f"{where}: arrival_step {b.arrival_step} follows {a.arrival_step}; sort the requests"
+            )
+    return DecisionLog(path, config, tuple(numbers), parsed, tuple(steps), end)
+
+
+def _objects(path: Path) -> Iterator[tuple[str, Object]]:
+    """(place, object) of each line."""
+    try:
+        with (
+            gzip.open(path, "rt", encoding="utf-8")
+            if path.suffix == ".gz"
+            else path.open(encoding="utf-8") as stream
+        ):
+            for number, text in enumerate(stream, start=1):
+                where = f"{path}:{number}"
+                try:
+                    line = json.loads(text)
+                except ValueError as error:
+                    raise LogError(f"{where}: not a JSON object ({error})") from None
+                if not isinstance(line, dict):
+                    raise LogError(f"{where}: a JSON object is expected, not {type(line).__name__}")
+                yield where, line
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        raise LogError(f"{path}: cannot be read as a decision log ({error})") from None
+
+
+def _value(line: Object, key: str, kind: type[_T], where: str, default: _T | None = None) -> _T:
+    value = line.get(key, default)
+    if isinstance(value, bool) != (kind is bool):
+        value = None if not isinstance(value, kind) or isinstance(value, bool) else value
+    if kind is float and isinstance(value, int):
+        value = float(value)
+    if not isinstance(value, kind):
+        found = f"{line[key]!r}" if key in line else "missing"
+        raise LogError(f"{where}: '{key}' must be {_KINDS[kind]}, but is {found}")
+    return value
+
+
+_KINDS = {int: "an integer", str: "a string", bool: "true or false", float: "a number", list: "a list"}
+
+
+def _checked_config(line: Object, where: str) -> Object:
+    engine = _value(line, "engine", str, where)
+    if engine not in ("v0", "v1"):
+        raise LogError(f"{where}: unknown engine '{engine}'; v0 and v1 are known")
+    return line
+
+
+def _checked_step(line: Object, where: str, config: Object | None) -> Object:
+    _value(line, "t", int, where)
+    _value(line, "arrived", list, where)
+    fields = FIELDS_V1 if config is not None and config["engine"] == "v1" else FIELDS_V0
+    for field in fields:
+        if "error" not in line and field not in line:
+            raise LogError(
+                f"{where}: a step of engine {config and config['engine']} needs the field '{field}'"
+            )
+    return line
+
+
+def _request(line: Object, where: str, numbers: Mapping[str, RequestId]) -> LoggedRequest:
+    name = _value(line, "id", str, where)
+    step = _value(line, "arrival_step", int, where)
+    prompt, output = _value(line, "prompt_len", int, where), _value(line, "output_len", int, where)
+    if step < 0 or prompt < 1 or output < 1:
+        raise LogError(f"{where}: arrival_step must be >= 0, prompt_len and output_len >= 1")
+    segments = _segments(_value(line, "segments", list, where, []), where, numbers)
+    if segments and sum(length for _, length in segments) != prompt:
+        raise LogError(f"{where}: the segments of '{name}' do not add up to its prompt_len {prompt}")
+    priority = _value(line, "priority", int, where, 0)
+    request = Request(numbers[name], float(step), prompt, output, priority, segments=segments)
+    abort_step = _value(line, "abort_step", int, where) if "abort_step" in line else None
+    return LoggedRequest(request, step, output, abort_step)
+
+
+def _segments(items: list[object], where: str, numbers: Mapping[str, RequestId]) -> Segments:
+    """Segments with the output of request NAME under its number."""
+    segments = []
+    for item in items:
+        if not isinstance(item, list) or len(item) != 2:
+            raise LogError(f"{where}: a segment is [name, length], not {json.dumps(item)}")
+        pair = {"name": item[0], "length": item[1]}
+        key, length = _value(pair, "name", str, where), _value(pair, "length", int, where)
+        kind, _, name = key.partition(":")
+        if kind == "out":
+            if name not in numbers:
+                raise LogError(f"{where}: segment '{key}' names no request of this log")
+            key = output_segment(numbers[name])
+        segments.append((key, length))
+    return tuple(segments)
