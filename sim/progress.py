@@ -1,0 +1,45 @@
+"""A progress line for long runs: rewritten in place on a terminal, plain lines when piped."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TextIO
+
+_FIRST_S = 1.0
+
+
+class ProgressLine:
+    """Says on ``stream`` how far a run is, from its first second on. ``total`` requests are expected."""
+
+    def __init__(self, total: int, label: str = "", stream: TextIO | None = None) -> None:
+        self._total = total
+        self._label = f"{label}: " if label else ""
+        self._stream = sys.stderr if stream is None else stream
+        self._is_terminal = self._stream.isatty()
+        self._every_s = 0.2 if self._is_terminal else 5.0
+        self._started_s = time.monotonic()
+        self._next_s = self._started_s + _FIRST_S
+        self._shown = False
+
+    def __call__(self, simulated_s: float, ended: int) -> None:
+        """``ended`` requests have ended by ``simulated_s`` of simulated time."""
+        now_s = time.monotonic()
+        if now_s < self._next_s:
+            return
+        self._next_s = now_s + self._every_s
+        took_s = now_s - self._started_s
+        left_s = took_s * (self._total - ended) / ended if ended else 0.0
+        text = f"{self._label}{ended:,} of {self._total:,} requests, {simulated_s:,.0f} s simulated, {left_s:.0f} s left"
+        if self._is_terminal:
+            self._stream.write(f"\r\x1b[K{text}")
+            self._shown = True
+        else:
+            self._stream.write(f"{text}\n")
+        self._stream.flush()
+
+    def close(self) -> None:
+        """Clear the line."""
+        if self._shown:
+            self._stream.write("\r\x1b[K")
+            self._stream.flush()
