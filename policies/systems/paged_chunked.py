@@ -44,7 +44,7 @@ class PagedChunked(Paged):
             self._swap_in()
         self._admit()
         self._requeue()
-        if left_out or self._resumed:
+        if left_out or self._resumed or self._chunks_resumed:
             self._reorder(left_out)
         return self._make_step(
             decode=True, chunks=[*self._chunks_new, *self._chunks_running, *self._chunks_resumed]

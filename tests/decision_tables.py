@@ -1,0 +1,117 @@
+"""Runs a script of arrivals and aborts through a policy and compares each step with a line an eye can check.
+
+A script is text. ``+A 7/3`` lets request A come (prompt 7 tokens, makes 3), ``+A sys:4,A:3/3`` with segments of
+content, ``xA`` lets its client go away. Any other line is one step, as expected, columns separated by ``|``:
+
+    STEP | ROWS | FREE | WAITING | RUNNING | SWAPPED | EVENTS
+
+ROWS in batch order: ``A:1@7*`` computes 1 token on top of 7 cached ones and emits a token. FREE: blocks left by the
+plan, ``3+4`` with 4 of the CPU tier. The queues are as of the end of the step, in order. EVENTS: ``hit A=8`` cached
+tokens, ``A+3,4`` physical blocks added, ``preempted``, ``out``/``in B=2`` blocks swapped, ``aborted``, ``done``,
+``B=kv_capacity:2`` ended by the policy with 2 tokens made. ``-`` is nothing; a step of an engine that raises says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import ndiff
+from typing import Any
+
+from policies.conformance.decisions import DecisionWriter, Line
+from policies.core.engine import Engine
+from policies.core.errors import RunError
+from policies.core.plan import Finish, Idle, StepResult
+from policies.core.protocols import Policy
+from policies.core.request import Request, Segments
+from policies.core.stops import StopCalendar, stop_of
+
+
+def check_script(policy: Policy, script: str, *, max_model_len: int, show_blocks: bool = False) -> None:
+    """Assert that the policy takes exactly the steps of the script."""
+    world = _World(policy, max_model_len=max_model_len, show_blocks=show_blocks)
+    expected, got = [], []
+    for text in script.strip().splitlines():
+        line = " ".join(text.partition("#")[0].split())
+        if line.startswith("+"):
+            world.arrive(line)
+        elif line.startswith("x"):
+            world.abort(line[1:])
+        elif line:
+            expected.append(line)
+            got.append(world.step())
+    if got != expected:
+        raise AssertionError("\n".join(ndiff(expected, got)))
+
+
+class _World:
+    def __init__(self, policy: Policy, *, max_model_len: int, show_blocks: bool) -> None:
+        self.names: list[str] = []
+        self.lines: list[Line] = []
+        self.policy = policy
+        writer = DecisionWriter(policy, self.lines.append, config={}, name=self._name)
+        self.writer = writer
+        self.engine = Engine(policy, observer=writer)
+        self.calendar = StopCalendar()
+        self.max_model_len = max_model_len
+        self.show_blocks = show_blocks
+
+    def _name(self, number: int) -> str:
+        return self.names[number]
+
+    def arrive(self, line: str) -> None:
+        name, _, lengths = line[1:].partition(" ")
+        prompt, _, output = lengths.partition("/")
+        segments: Segments = ()
+        if ":" in prompt:
+            parts = [part.split(":") for part in prompt.split(",")]
+            segments = tuple((key, int(length)) for key, length in parts)
+        tokens = sum(length for _, length in segments) or int(prompt)
+        request = Request(len(self.names), self.writer.t, tokens, int(output), segments=segments)
+        self.names.append(name)
+        if self.engine.add(request, self.writer.t) is None:
+            self.calendar.add(request.id, stop_of(request, int(output), self.max_model_len))
+
+    def abort(self, name: str) -> None:
+        request_id = self.names.index(name)
+        self.calendar.remove(request_id)
+        self.engine.abort(request_id, self.writer.t)
+        self.policy.kv.check()
+
+    def step(self) -> str:
+        t = self.writer.t
+        try:
+            plan = self.engine.plan(t)
+        except RunError as error:
+            return f"{t} | {type(error).__name__}"
+        for finish in plan.rejected:
+            self.calendar.remove(finish.id)
+        self.policy.kv.check()
+        if isinstance(plan, Idle):
+            self.writer.t = t + 1
+            return " | ".join([f"{t}", "idle", *self._ended(plan.rejected)])
+        self.calendar.apply(plan)
+        finished = self.calendar.complete(plan, 1)
+        self.engine.complete(StepResult(plan.step, t, t + 1, finished=finished))
+        self.policy.kv.check()
+        return self._describe(self.lines[-1], plan.rejected)
+
+    def _describe(self, line: Any, rejected: Iterable[Finish]) -> str:
+        rows = [f"{name}:{count}@{context}{'*' * emits}" for name, count, context, emits in line["sched"]]
+        free = f"{line['free_after_schedule']}"
+        if self.policy.kv.cpu_pool.num_blocks:
+            free += f"+{line['cpu_free_after_schedule']}"
+        queues = [" ".join(line[queue]) or "-" for queue in ("waiting", "running", "swapped")]
+        events = [f"hit {name}={tokens}" for name, tokens in line["hits"].items()]
+        if self.show_blocks:
+            events += [f"{name}+{','.join(map(str, ids))}" for name, ids in line["new_blocks"].items()]
+        for key, label in (("preempted", "preempted"), ("swapped_out", "out"), ("swapped_in", "in")):
+            names = [f"{name}={line[f'blocks_{label}']}" if label in ("out", "in") else name for name in line[key]]
+            events += [f"{label} {' '.join(names)}"] if names else []
+        events += self._ended(rejected)
+        for key, label in (("aborted", "aborted"), ("finished", "done")):
+            events += [f"{label} {' '.join(line[key])}"] if line.get(key) else []
+        columns = [str(line["t"]), " ".join(rows) or "-", free, *queues, ", ".join(events) or "-"]
+        return " | ".join(columns)
+
+    def _ended(self, rejected: Iterable[Finish]) -> list[str]:
+        return [f"{self.names[key]}={reason}:{tokens}" for key, reason, tokens in rejected]
