@@ -30,7 +30,7 @@ class _Packer:
             if numeric:
                 columns = [hints[place] for place in places]
                 low = hints.index(columns[0])
-                pack = struct.Struct("=" + "".join(_FORMATS[kind][0] for _, kind in columns)).pack
+                pack = struct.Struct("".join(_FORMATS[kind][0] for _, kind in columns)).pack
                 dtype = np.dtype([(name, _FORMATS[kind][1]) for name, kind in columns])
                 self._runs.append((itemgetter(slice(low, low + len(columns))), pack, dtype))
 
@@ -106,10 +106,14 @@ class StallTable:
         return cls(gaps, np.fromiter((row[1] for row in rows), np.int64, len(rows)), [row[2] for row in rows])
 
 
-def flatten(tuples: Sequence[tuple[int, ...]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def flatten(tuples: Sequence[tuple[int, ...]]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
     """All numbers of the tuples in one array, and the length of each tuple."""
     lengths = np.fromiter(map(len, tuples), np.int64, len(tuples))
-    return np.fromiter(chain.from_iterable(tuples), np.int64, int(lengths.sum())), lengths
+    if len(lengths) and lengths.min() == lengths.max():
+        # The usual case, tuples of one length (the block size), costs one C call a tuple.
+        packed = b"".join(starmap(struct.Struct(f"{lengths[0]}i").pack, tuples))
+        return np.frombuffer(packed, np.int32), lengths
+    return np.fromiter(chain.from_iterable(tuples), np.int32, int(lengths.sum())), lengths
 
 
 class TableSink(Protocol):

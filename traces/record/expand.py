@@ -79,7 +79,7 @@ def blocks_taken(table: StepTable, steps: Expanded) -> NDArray[np.int64]:
     return result
 
 
-def _residues_of_runs(table: StepTable) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _residues_of_runs(table: StepTable) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
     runs = np.flatnonzero(table.numbers["steps"] > 1)
     flat, run_lengths = flatten([table.residues[i] for i in runs.tolist()])
     lengths = np.zeros(len(table), np.int64)

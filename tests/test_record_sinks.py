@@ -1,0 +1,155 @@
+"""What a sink writes comes back: rows, steps of quiet runs, and the time of every token."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from policies.core.errors import ConfigError, UserError
+from policies.core.plan import QuietRun
+from traces.record.columns import Columns, StepTable
+from traces.record.expand import blocks_taken, chunks, expand
+from traces.record.jsonl import JsonlSink, read_jsonl
+from traces.record.parquet import ParquetSink
+from traces.record.read import expand_steps, read_run, token_times
+from traces.record.schema import RequestRow, Stall, StepRow
+
+NAN = math.nan
+PREFILL = StepRow(
+    0, 1, 0.0, 1.0, -1, 0.0, 0.0, 0.0, 0, 0, 16, 0, 0, 0, 2, 16, 0.0, 1, 2, 0, 95, 0, 0, "arrivals", 0, ()
+)
+QUIET = StepRow(
+    1, 3, 1.0, 3.25, 0, 1.0, 0.5, 0.125, 0, 2, 2, 16, 2, 2, 0, 0, 0.0, 1, 2, 0, 95, 16, 7, "kv_blocks", 3, (0, 2, 5, 1)
+)
+STEPS = [PREFILL, QUIET]
+REQUESTS = [
+    RequestRow(7, 0.0, 0.0, 1.0, 3.25, "stop", 10, 4, 0, "a", 0, 0, 0, 0.0, 0, 0, ((1.0, 0, 3),)),
+    RequestRow(8, 0.5, 0.5, 1.0, 3.25, "length", 6, 3, 1, "é", 0, 1, 0, 0.5, 0, 0, ((1.0, 0, 1), (NAN, 2, 1))),
+    RequestRow(9, 0.5, NAN, NAN, 0.5, "prompt_too_long", 99, 0, 0, "", 0, 0, 0, 0.0, 0, 0, ()),
+]
+STALLS = [Stall(0.5, 2, "decode")]
+
+
+def fill(sink) -> None:
+    sink.steps([tuple(row) for row in STEPS])
+    sink.requests([tuple(row) for row in REQUESTS])
+    sink.stalls([tuple(row) for row in STALLS])
+    sink.close()
+
+
+def test_jsonl_gives_the_same_rows_back(tmp_path):
+    fill(JsonlSink(tmp_path / "record.jsonl"))
+    rows = list(read_jsonl(tmp_path / "record.jsonl"))
+    assert repr(rows) == repr([*STEPS, *REQUESTS, *STALLS])  # repr, since NaN differs from itself
+    assert "NaN" not in (tmp_path / "record.jsonl").read_text(encoding="utf-8")
+
+
+def test_jsonl_is_flushed_after_each_batch(tmp_path):
+    sink = JsonlSink(tmp_path / "record.jsonl")
+    sink.steps([tuple(PREFILL)])
+    assert list(read_jsonl(tmp_path / "record.jsonl")) == [PREFILL]
+    sink.close()
+
+
+def test_a_broken_line_is_named(tmp_path):
+    path = tmp_path / "record.jsonl"
+    fill(JsonlSink(path))
+    path.write_text(path.read_text(encoding="utf-8") + '{"row": "step"}\n', encoding="utf-8")
+    with pytest.raises(UserError, match=r"record\.jsonl, line 7"):
+        list(read_jsonl(path))
+
+
+@pytest.mark.parametrize(
+    "sink", [lambda folder: ParquetSink(folder, "tokens"), lambda folder: JsonlSink(folder / "record.jsonl")]
+)
+def test_both_sinks_read_back_as_the_same_tables(tmp_path, sink):
+    fill(sink(tmp_path))
+    record = read_run(tmp_path)
+    for table, rows in ((record.steps, STEPS), (record.requests, REQUESTS), (record.stalls, STALLS)):
+        for name in rows[0]._fields:
+            if name == "segments":
+                continue
+            column = [tuple(map(int, value)) if name == "residues" else value for value in table[name]]
+            assert repr(column) == repr([getattr(row, name) for row in rows])
+    assert record.segments["id"].tolist() == [7, 8, 8]
+    assert record.summary is None
+    np.testing.assert_array_equal(token_times(record, 7), [1.0, 1.5, 2.25, 3.25])
+    np.testing.assert_array_equal(token_times(record, 8), [1.0, 1.5, 3.25])
+    assert not len(token_times(record, 9))
+    with pytest.raises(UserError, match="request 10"):
+        token_times(record, 10)
+
+
+def test_levels_decide_what_is_written(tmp_path):
+    wanted = {"requests": {"requests"}, "steps": {"requests", "steps", "stalls"}}
+    for level, files in wanted.items():
+        fill(ParquetSink(tmp_path / level, level))
+        assert {path.stem for path in (tmp_path / level).iterdir()} == files
+    with pytest.raises(UserError, match="sim.record = tokens"):
+        token_times(read_run(tmp_path / "steps"), 7)
+    with pytest.raises(ConfigError, match="did you mean 'steps'"):
+        ParquetSink(tmp_path, "step")
+    with pytest.raises(UserError, match=r"no requests\.parquet"):
+        read_run(tmp_path)
+
+
+def test_batches_become_row_groups_of_one_table(tmp_path):
+    sink = ParquetSink(tmp_path, "steps")
+    shared = Columns(sink)
+    shared.steps([tuple(PREFILL)])
+    shared.steps([tuple(QUIET)])
+    shared.requests([tuple(row) for row in REQUESTS])
+    shared.stalls([])
+    shared.close()
+    assert read_run(tmp_path).steps["limited_by"].tolist() == ["arrivals", "kv_blocks"]
+
+
+def test_steps_of_a_quiet_run():
+    table = expand_steps(STEPS)
+    assert table["step"].tolist() == [0, 1, 2, 3]
+    # Step i of the run takes 0.5 + 0.125 * 2 i.
+    assert table["end_s"].tolist() == [1.0, 1.5, 2.25, 3.25]
+    assert table["start_s"].tolist() == [0.0, 1.0, 1.5, 2.25]
+    assert table["sum_context"].tolist() == [0, 16, 18, 20]
+    assert table["stored_tokens"].tolist() == [0, 16, 18, 20]
+    # residues[(3 + 1) % 4] = 0 for the second step, residues[1] = 2 for the third.
+    assert table["free_blocks"].tolist() == [95, 95, 95, 93]
+    assert table["chunk_emits"].tolist() == [2, 0, 0, 0]
+    assert table["moved_bytes"].tolist() == [0, 7, 0, 0]
+    assert table["limited_by"].tolist() == ["arrivals", *["kv_blocks"] * 3]
+
+
+@settings(max_examples=50)
+@given(
+    st.floats(0, 1e5), st.floats(1e-3, 0.1), st.floats(0, 1e-6), st.integers(0, 10**6), st.integers(1, 300),
+    st.integers(0, 500), st.integers(1, 40),
+)  # fmt: skip
+def test_boundaries_equal_the_closed_form_bit_for_bit(anchor_s, base_s, slope_s, context, num_seqs, first, steps):
+    run = QuietRun(anchor_s, base_s, slope_s, context, num_seqs)
+    row = QUIET._replace(
+        steps=steps, first=first, anchor_s=anchor_s, base_s=base_s, slope_s=slope_s, anchor_context=context,
+        num_seqs=num_seqs, start_s=run.end_s(first), end_s=run.end_s(first + steps),
+    )  # fmt: skip
+    table = expand(StepTable.of([PREFILL, tuple(row)]).numbers)
+    assert table.end_s.tolist()[1:] == [run.end_s(first + i) for i in range(1, steps + 1)]
+    assert table.start_s.tolist()[1:] == [run.end_s(first + i) for i in range(steps)]
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 9), st.integers(0, 7), st.lists(st.integers(0, 300), max_size=5)), min_size=1),
+    st.integers(1, 12),
+)
+def test_blocks_and_chunks_agree_with_a_plain_loop(rows, max_steps):
+    table = StepTable.of([tuple(QUIET._replace(steps=n, phase=p, residues=tuple(r))) for n, p, r in rows])
+    expected = []
+    for n, phase, residues in rows:
+        taken = 0
+        for i in range(n):
+            taken += residues[(phase + i) % len(residues)] if i and residues else 0
+            expected.append(taken)
+    parts = list(chunks(table, max_steps))
+    got = [blocks_taken(part, expand(part.numbers)).tolist() for part in parts]
+    assert sum(got, []) == expected
+    assert all(len(part) == 1 or part.numbers["steps"].sum() <= max_steps for part in parts)
