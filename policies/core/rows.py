@@ -101,7 +101,9 @@ class DecodeSet:
             residue = (1 - offset) % self._size
             del self._buckets[residue][row.id]
             self.sizes[residue] -= 1
-            self._hashed.pop(row.id, None)
+            if row.content is not None and self._hashed.pop(row.id, None) is not None:
+                # A block that the last step filled has no successor yet, so no grant has entered it.
+                self._kv.cache_blocks(row.id, row.content, row.num_computed_tokens)
 
     def num_tokens(self, row: Row) -> int:
         """Tokens of a row, decoding or not."""

@@ -52,7 +52,7 @@ class BatchingPolicy(Policy):
         self._leaves: list[RequestId] = []
         self._chunks: Sequence[Chunk] = ()
         self._decode_runs = False
-        self._step = -1
+        self._step = 0
         self._last_order = 0
 
     # -- arrivals and aborts -----------------------------------------------------------------------------------------
@@ -135,7 +135,6 @@ class BatchingPolicy(Policy):
     ) -> StepPlan:
         """The plan of this step, charged with the rows that decode (if they do) and the chunks."""
         rows = self.decode
-        self._step = step = self._step + 1
         leaves = tuple(self._leaves)
         if leaves:
             self._leaves.clear()
@@ -150,7 +149,7 @@ class BatchingPolicy(Policy):
         for chunk in chunks:
             num_tokens += chunk.num_tokens
         return _new_tuple(StepPlan, (
-            step, num_seqs, num_tokens, sum_context, max_context, mode, tuple(chunks),
+            self._step, num_seqs, num_tokens, sum_context, max_context, mode, tuple(chunks),
             joins and tuple(joins), tuple(grants), leaves, preempted and tuple(preempted),
             rejected and tuple(rejected), transfers and tuple(transfers), (), limited_by, 0,
         ))  # fmt: skip
@@ -164,11 +163,11 @@ class BatchingPolicy(Policy):
     def on_step_end(self, result: StepResult) -> None:
         """One token for each emitting row, then free what finished, in running order."""
         steps, finished = result.steps, result.finished
+        self._step += steps
         if self._decode_runs:
             decode = self.decode
             decode.steps += steps
             decode.sum_context += steps * len(decode.rows)
-            self._step += steps - 1
         if self._chunks:
             self._book_chunks(finished)
         if finished:

@@ -267,7 +267,7 @@ class Replica:
             steps = cut - self._first
             self._target -= steps
             self._book(now_s, steps)
-            self._take_in(now_s)
+            self._take_arrivals(now_s)
             self._engine.carry_on(now_s)
 
     def _book(self, end_s: float, steps: int) -> None:
@@ -296,6 +296,9 @@ class Replica:
         self._transfers_done.clear()
         if self._aborts:
             self._apply_aborts(now_s)
+        self._take_arrivals(now_s)
+
+    def _take_arrivals(self, now_s: float) -> None:
         arrivals = self._arrivals
         while arrivals and arrivals[0][0].arrival_s <= now_s:
             request, stop = arrivals.popleft()
