@@ -28,8 +28,8 @@ class Orca(BatchingPolicy):
     has fewer than ``max_num_seqs`` requests; the first that does not fit stops admission.
 
     ``reservation`` in tokens, at most ``max_model_len``: ``max`` that length itself; ``oracle`` prompt +
-    predicted output; ``pow2`` prompt + the next power of two at or above the predicted output. The last two ask
-    ``services`` for the prediction.
+    predicted output; ``pow2`` prompt + the next power of two at or above the predicted output. The last two
+    ask ``services`` for the prediction.
 
     Slots are the blocks of ``kv``: one block of ``max_model_len`` tokens a request for ``max``, blocks of one
     token for the others. A request that makes more tokens than predicted outgrows its reservation: in that
@@ -50,8 +50,8 @@ class Orca(BatchingPolicy):
         super().__init__(kv, max_num_seqs=max_num_seqs, max_model_len=max_model_len, grows=False)
         if services is None and reservation != "max":
             raise ConfigError(
-                f"Orca's reservation '{reservation}' needs predicted output lengths, and nothing here predicts"
-                " them; use preset orca-max"
+                f"Orca's reservation '{reservation}' needs predicted output lengths, and nothing predicts"
+                " them here; use preset orca-max"
             )
         self.reservation = reservation
         self.services = services

@@ -71,7 +71,7 @@ class Static(BatchingPolicy):
 
     def horizon(self) -> Horizon:
         """A batch goes on until its last request ends. Arrivals can only wait; the first is to be seen."""
-        if len(self._ended) == len(self.running):
+        if self.num_idle == len(self.running):
             return Horizon(0, True)
         return Horizon(_FOREVER, not self.waiting)
 
@@ -83,19 +83,20 @@ class Static(BatchingPolicy):
         super().on_step_end(result._replace(finished=()) if result.finished else result)
         for finish in result.finished:
             self._end(finish.id)
-        if len(self._ended) == len(self.running):
+        if self.num_idle == len(self.running):
             self._end_batch()
 
     def _end(self, request_id: RequestId) -> None:
         """Let a row idle in its slot from now on."""
         self._ended[request_id] = self.decode.steps
+        self.num_idle += 1
         self._sum_ended_steps += self.decode.steps
 
     def _end_batch(self) -> None:
         for row in list(self.running.values()):
             self.remove(row)
         self._ended.clear()
-        self._sum_ended_steps = 0
+        self.num_idle = self._sum_ended_steps = 0
 
     # -- aborts ----------------------------------------------------------------------------------------------
 
@@ -115,11 +116,6 @@ class Static(BatchingPolicy):
 
     # -- views -----------------------------------------------------------------------------------------------
 
-    @property
-    def num_emitting(self) -> int:
-        """Decoding rows that have not ended."""
-        return len(self.decode.rows) - len(self._ended)
-
     def batch_order(self) -> list[BatchRow]:
         """All rows of the batch; those that have ended compute, but emit nothing."""
         order = super().batch_order()
@@ -128,5 +124,5 @@ class Static(BatchingPolicy):
     def load(self) -> Load:
         """As everywhere; rows that ended store no more tokens than they had."""
         load = super().load()
-        idle_tokens = len(self._ended) * self.decode.steps - self._sum_ended_steps
+        idle_tokens = self.num_idle * self.decode.steps - self._sum_ended_steps
         return load._replace(stored_tokens=load.stored_tokens - idle_tokens) if idle_tokens else load
