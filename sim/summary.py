@@ -27,8 +27,8 @@ class CostModelFacts:
 class RunFacts:
     """What the record does not say about a run. ``config`` is the resolved configuration, in JSON types.
 
-    ``plans`` are the plans after which decode-only steps followed, ``decode_only_steps`` those steps: their ratio is
-    the mean length of a quiet run. ``notes`` are assumptions a reader must know.
+    ``plans`` are the plans after which decode-only steps followed, ``decode_only_steps`` those steps: their
+    ratio is the mean length of a quiet run. ``notes`` are assumptions a reader must know.
     """
 
     preset: str
@@ -54,7 +54,8 @@ class RunFacts:
 
 
 def build_summary(facts: RunFacts, metrics: RunMetrics) -> dict[str, Any]:
-    """The summary in JSON types: counts always, statistics without samples and blocks that do not apply never."""
+    """The summary in JSON types: counts always, statistics without samples and blocks that do not apply
+    never."""
     stable = metrics.stability
     summary = {
         "schema": SCHEMA,
@@ -94,11 +95,12 @@ def bound_output_tokens_per_s(
     max_num_seqs: int,
     bandwidth_bytes_per_s: float,
 ) -> float:
-    """Physical bound of the output rate: ``1 / max(FLOPs / peak, (weights / B + context x KV bytes) / bandwidth)``.
+    """Physical bound of the output rate: ``1 / max(FLOPs / peak, (weights / B + context x KV bytes) /
+    bandwidth)``.
 
-    ``flops_per_output_token`` includes the token's share of the prefill; ``mean_context_tokens`` is the context that a
-    decoded token reads. B is the mean number of requests that the pool of ``pool_tokens`` holds at that context, at
-    most ``max_num_seqs``.
+    ``flops_per_output_token`` includes the token's share of the prefill; ``mean_context_tokens`` is the
+    context that a decoded token reads. B is the mean number of requests that the pool of ``pool_tokens``
+    holds at that context, at most ``max_num_seqs``.
     """
     batch = min(max_num_seqs, pool_tokens / mean_context_tokens)
     compute_s = flops_per_output_token / peak_flops_per_s

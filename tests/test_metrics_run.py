@@ -14,7 +14,9 @@ from traces.metrics.window import TokenTimeline
 from traces.record.schema import RequestRow, Stall, StepRow
 
 NAN = math.nan
-STEP = StepRow(0, 1, 0.0, 1.0, -1, 0.0, 0.0, 0.0, 0, 0, 0, 0, 0, 0, 0, 0, 0.0, 0, 0, 0, 100, 0, 0, "arrivals", 0, ())
+STEP = StepRow(
+    0, 1, 0.0, 1.0, -1, 0.0, 0.0, 0.0, 0, 0, 0, 0, 0, 0, 0, 0, 0.0, 0, 0, 0, 100, 0, 0, "arrivals", 0, ()
+)
 REQUEST = RequestRow(0, 0.0, 0.0, 1.0, 2.0, "stop", 10, 5, 0, "", 0, 0, 0, 0.0, 0, 0, ())
 
 
@@ -23,16 +25,23 @@ def sink(**changes) -> MetricsSink:
 
 
 def small_run() -> MetricsSink:
-    """Two requests, prompts 10 and 6, outputs 4 and 3: a prefill step of both until 1.0, a quiet run of two steps
-    (2 rows: 1.0-1.5, 1.5-2.25), idle until 3.0 nothing; one more step of one row after a pause, 3.0-4.0."""
+    """Two requests, prompts 10 and 6, outputs 4 and 3: a prefill step of both until 1.0, a quiet run of two
+    steps (2 rows: 1.0-1.5, 1.5-2.25), idle until 3.0 nothing; one more step of one row after a pause,
+    3.0-4.0."""
     prefill = STEP._replace(
-        end_s=1.0, num_tokens=16, chunk_emits=2, chunk_tokens=16, running=2, free_blocks=95, limited_by="arrivals"
+        end_s=1.0,
+        num_tokens=16,
+        chunk_emits=2,
+        chunk_tokens=16,
+        running=2,
+        free_blocks=95,
+        limited_by="arrivals",
     )
     # Step i takes 0.5 + 0.125 * (sum_context + 2 i), context 0 for easy sums: 0.5, then 0.75.
     quiet = STEP._replace(
-        step=1, steps=2, start_s=1.0, end_s=2.25, first=0, anchor_s=1.0, base_s=0.5, slope_s=0.125, num_seqs=2,
-        num_tokens=2, emitting=2, irregular=2, previous_emit_s=0.0, running=2, free_blocks=95, stored_tokens=16,
-        phase=0, residues=(0, 1, 0, 1), limited_by="kv_blocks",
+        step=1, steps=2, start_s=1.0, end_s=2.25, first=0, anchor_s=1.0, base_s=0.5, slope_s=0.125,
+        num_seqs=2, num_tokens=2, emitting=2, irregular=2, previous_emit_s=0.0, running=2, free_blocks=95,
+        stored_tokens=16, phase=0, residues=(0, 1, 0, 1), limited_by="kv_blocks",
     )  # fmt: skip
     last = STEP._replace(
         step=3, start_s=3.0, end_s=4.0, num_seqs=2, num_tokens=1, emitting=1, previous_emit_s=2.25, running=1,
@@ -75,6 +84,8 @@ def test_rates_of_a_small_run():
     assert metrics.throughput.output_tokens_per_s == 7 / 4.0
     assert metrics.throughput.total_tokens_per_s == 23 / 4.0
     assert metrics.throughput.requests_per_s == 0.5
+    # Contexts 10, 11, 12, 13 and 6, 7, 8.
+    assert metrics.mean_context_tokens == pytest.approx(67 / 7)
     assert metrics.throughput.steady_output_tokens_per_s is None  # no arrival after the first completion
 
 
@@ -86,7 +97,10 @@ def test_means_over_the_steps_of_a_small_run():
     assert steps.busy_s == 3.25
     # 2 running for 2.25 s and 1 for 1 s, of 4, over 4 s.
     assert steps.occupancy_mean == (2 * 2.25 + 1 * 1.0) / (4 * 4.0)
-    assert steps.limited_by == {"arrivals": pytest.approx(2.0 / 3.25), "kv_blocks": pytest.approx(1.25 / 3.25)}
+    assert steps.limited_by == {
+        "arrivals": pytest.approx(2.0 / 3.25),
+        "kv_blocks": pytest.approx(1.25 / 3.25),
+    }
     # Slot-steps paid: 2 prompts, 2 x 2 decodes, 2 decodes of which one row is idle.
     assert steps.slot_waste == pytest.approx(1 - 7 / 8)
 
@@ -114,7 +128,9 @@ def test_every_outcome_is_counted_and_the_statistics_leave_out_what_has_none():
     metrics = sink()
     rows = [
         REQUEST,
-        REQUEST._replace(id=1, reason="prompt_too_long", first_scheduled_s=NAN, first_token_s=NAN, output_tokens=0),
+        REQUEST._replace(
+            id=1, reason="prompt_too_long", first_scheduled_s=NAN, first_token_s=NAN, output_tokens=0
+        ),
         REQUEST._replace(id=2, reason="kv_capacity"),
         REQUEST._replace(id=3, reason="abort", first_token_s=NAN, output_tokens=0),
         REQUEST._replace(id=4, reason="unfinished", finish_s=NAN, output_tokens=2),
@@ -190,9 +206,14 @@ def test_slot_waste_of_the_headline_claims(lengths, total, waste):
 
 def test_steady_throughput_credits_tokens_by_their_own_time():
     metrics = sink()
-    rows = [STEP._replace(step=i, start_s=i * 1.0, end_s=i + 1.0, emitting=i + 1, irregular=i + 1) for i in range(6)]
+    rows = [
+        STEP._replace(step=i, start_s=i * 1.0, end_s=i + 1.0, emitting=i + 1, irregular=i + 1)
+        for i in range(6)
+    ]
     metrics.steps([tuple(row) for row in rows])
-    metrics.requests([tuple(REQUEST._replace(finish_s=2.0)), tuple(REQUEST._replace(arrival_s=4.5, finish_s=6.0))])
+    metrics.requests(
+        [tuple(REQUEST._replace(finish_s=2.0)), tuple(REQUEST._replace(arrival_s=4.5, finish_s=6.0))]
+    )
     # Window (2.0, 4.5]: the steps that end at 3 and 4 give 3 and 4 tokens.
     assert metrics.result().throughput.steady_output_tokens_per_s == 7 / 2.5
 
@@ -212,8 +233,9 @@ def test_batch_end_delivery_credits_tokens_when_the_request_finishes():
 def test_batches_do_not_change_the_metrics():
     rows = [
         STEP._replace(
-            step=i, steps=3, start_s=3.0 * i, end_s=3.0 * i + 3.0, first=0, anchor_s=3.0 * i, base_s=1.0, num_seqs=2,
-            num_tokens=2, emitting=2, previous_emit_s=3.0 * i, running=2, free_blocks=90 - i, residues=(1, 0),
+            step=i, steps=3, start_s=3.0 * i, end_s=3.0 * i + 3.0, first=0, anchor_s=3.0 * i, base_s=1.0,
+            num_seqs=2, num_tokens=2, emitting=2, previous_emit_s=3.0 * i, running=2, free_blocks=90 - i,
+            residues=(1, 0),
         )
         for i in range(10)
     ]  # fmt: skip

@@ -10,9 +10,9 @@ from sim.summary import CostModelFacts, RunFacts, bound_output_tokens_per_s, bui
 from tests.test_metrics_run import sink, small_run
 
 FACTS = RunFacts(
-    preset="vllm-0.11", policy="token-budget", model="llama-2-7b", hardware="a100-80gb", config={"sim": {"seed": 0}},
-    num_gpu_blocks=100, block_size=4, cost_model=CostModelFacts("a100", "1"), cpu_s=0.5, wall_s=0.75,
-    decode_only_steps=12, plans=3,
+    preset="vllm-0.11", policy="token-budget", model="llama-2-7b", hardware="a100-80gb",
+    config={"sim": {"seed": 0}}, num_gpu_blocks=100, block_size=4, cost_model=CostModelFacts("a100", "1"), cpu_s=0.5,
+    wall_s=0.75, decode_only_steps=12, plans=3,
 )  # fmt: skip
 
 
@@ -52,7 +52,8 @@ def test_prefix_hits_are_shown_where_there_is_a_cache():
 def test_the_bound_is_the_slower_of_compute_and_memory():
     numbers = {
         "flops_per_output_token": 2.0e10, "weight_bytes": 1.0e10, "kv_bytes_per_token": 1.0e6,
-        "mean_context_tokens": 500.0, "pool_tokens": 10_000, "max_num_seqs": 64, "bandwidth_bytes_per_s": 1.0e12,
+        "mean_context_tokens": 500.0, "pool_tokens": 10_000, "max_num_seqs": 64,
+        "bandwidth_bytes_per_s": 1.0e12,
     }  # fmt: skip
     # The pool holds 20: 1e10 / 20 + 500 * 1e6 = 1e9 bytes a token, 1 ms.
     assert bound_output_tokens_per_s(peak_flops_per_s=1.0e15, **numbers) == pytest.approx(1_000.0)

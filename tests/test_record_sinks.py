@@ -1,6 +1,7 @@
 """What a sink writes comes back: rows, steps of quiet runs, and the time of every token."""
 
 import math
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -21,12 +22,39 @@ PREFILL = StepRow(
     0, 1, 0.0, 1.0, -1, 0.0, 0.0, 0.0, 0, 0, 16, 0, 0, 0, 2, 16, 0.0, 1, 2, 0, 95, 0, 0, "arrivals", 0, ()
 )
 QUIET = StepRow(
-    1, 3, 1.0, 3.25, 0, 1.0, 0.5, 0.125, 0, 2, 2, 16, 2, 2, 0, 0, 0.0, 1, 2, 0, 95, 16, 7, "kv_blocks", 3, (0, 2, 5, 1)
+    1,
+    3,
+    1.0,
+    3.25,
+    0,
+    1.0,
+    0.5,
+    0.125,
+    0,
+    2,
+    2,
+    16,
+    2,
+    2,
+    0,
+    0,
+    0.0,
+    1,
+    2,
+    0,
+    95,
+    16,
+    7,
+    "kv_blocks",
+    3,
+    (0, 2, 5, 1),
 )
 STEPS = [PREFILL, QUIET]
 REQUESTS = [
     RequestRow(7, 0.0, 0.0, 1.0, 3.25, "stop", 10, 4, 0, "a", 0, 0, 0, 0.0, 0, 0, ((1.0, 0, 3),)),
-    RequestRow(8, 0.5, 0.5, 1.0, 3.25, "length", 6, 3, 1, "é", 0, 1, 0, 0.5, 0, 0, ((1.0, 0, 1), (NAN, 2, 1))),
+    RequestRow(
+        8, 0.5, 0.5, 1.0, 3.25, "length", 6, 3, 1, "é", 0, 1, 0, 0.5, 0, 0, ((1.0, 0, 1), (NAN, 2, 1))
+    ),
     RequestRow(9, 0.5, NAN, NAN, 0.5, "prompt_too_long", 99, 0, 0, "", 0, 0, 0, 0.0, 0, 0, ()),
 ]
 STALLS = [Stall(0.5, 2, "decode")]
@@ -87,9 +115,9 @@ def test_levels_decide_what_is_written(tmp_path):
     for level, files in wanted.items():
         fill(ParquetSink(tmp_path / level, level))
         assert {path.stem for path in (tmp_path / level).iterdir()} == files
-    with pytest.raises(UserError, match="sim.record = tokens"):
+    with pytest.raises(UserError, match=r"sim\.record = tokens"):
         token_times(read_run(tmp_path / "steps"), 7)
-    with pytest.raises(ConfigError, match="did you mean 'steps'"):
+    with pytest.raises(ConfigError, match=r"did you mean 'steps'"):
         ParquetSink(tmp_path, "step")
     with pytest.raises(UserError, match=r"no requests\.parquet"):
         read_run(tmp_path)
@@ -126,7 +154,9 @@ def test_steps_of_a_quiet_run():
     st.floats(0, 1e5), st.floats(1e-3, 0.1), st.floats(0, 1e-6), st.integers(0, 10**6), st.integers(1, 300),
     st.integers(0, 500), st.integers(1, 40),
 )  # fmt: skip
-def test_boundaries_equal_the_closed_form_bit_for_bit(anchor_s, base_s, slope_s, context, num_seqs, first, steps):
+def test_boundaries_equal_the_closed_form_bit_for_bit(
+    anchor_s, base_s, slope_s, context, num_seqs, first, steps
+):
     run = QuietRun(anchor_s, base_s, slope_s, context, num_seqs)
     row = QUIET._replace(
         steps=steps, first=first, anchor_s=anchor_s, base_s=base_s, slope_s=slope_s, anchor_context=context,
@@ -138,7 +168,9 @@ def test_boundaries_equal_the_closed_form_bit_for_bit(anchor_s, base_s, slope_s,
 
 
 @given(
-    st.lists(st.tuples(st.integers(1, 9), st.integers(0, 7), st.lists(st.integers(0, 300), max_size=5)), min_size=1),
+    st.lists(
+        st.tuples(st.integers(1, 9), st.integers(0, 7), st.lists(st.integers(0, 300), max_size=5)), min_size=1
+    ),
     st.integers(1, 12),
 )
 def test_blocks_and_chunks_agree_with_a_plain_loop(rows, max_steps):
@@ -151,5 +183,5 @@ def test_blocks_and_chunks_agree_with_a_plain_loop(rows, max_steps):
             expected.append(taken)
     parts = list(chunks(table, max_steps))
     got = [blocks_taken(part, expand(part.numbers)).tolist() for part in parts]
-    assert sum(got, []) == expected
+    assert list(chain.from_iterable(got)) == expected
     assert all(len(part) == 1 or part.numbers["steps"].sum() <= max_steps for part in parts)

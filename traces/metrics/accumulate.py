@@ -1,4 +1,5 @@
-"""The sink that turns a run record into metrics while the run goes on, in memory that does not grow with tokens."""
+"""The sink that turns a run record into metrics while the run goes on, in memory that does not grow with
+tokens."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ Delivery = Literal["step", "batch_end"]
 class Throughput:
     """Rates over the run, per second; None where there is nothing to divide.
 
-    Output tokens are those produced, whatever became of the request; prompt tokens those of requests that got a token.
+    Output tokens are those produced, whatever became of the request; prompt tokens those of requests that got
+    a token.
     """
 
     output_tokens: int
@@ -50,10 +52,10 @@ class Preemptions:
 class RunMetrics:
     """Every metric of one run, in seconds, tokens and bytes. None: no samples.
 
-    ``duration_s`` runs from the first arrival to the last completion, or to the last step if requests are unfinished.
-    ``latencies``: ttft_s, itl_s, tpot_s, e2e_s, queue_s, waited_s, normalized_latency_s. ``prefix_hit_rate_new`` is
-    over the prompt tokens of the requests that ran; ``prefix_hit_rate_resumed`` over the tokens that preempted
-    requests found again or recomputed.
+    ``duration_s`` runs from the first arrival to the last completion, or to the last step if requests are
+    unfinished. ``latencies``: ttft_s, itl_s, tpot_s, e2e_s, queue_s, waited_s, normalized_latency_s.
+    ``prefix_hit_rate_new`` is over the prompt tokens of the requests that ran; ``prefix_hit_rate_resumed``
+    over the tokens that preempted requests found again or recomputed.
     """
 
     offered: int
@@ -69,14 +71,16 @@ class RunMetrics:
     prefix_hit_rate_new: float | None
     prefix_hit_rate_resumed: float | None
     preemptions: Preemptions
+    mean_context_tokens: float | None
     steps: StepMetrics = field(repr=False)
 
 
 class MetricsSink(RowsToColumns):
-    """A ``RecordSink`` (and ``TableSink``) of one run; ``result`` may be asked at any time, most often at the end.
+    """A ``RecordSink`` (and ``TableSink``) of one run; ``result`` may be asked at any time, most often at the
+    end.
 
-    With ``delivery`` batch_end all tokens of a request are delivered when it finishes: they are credited then, and
-    its inter-token gaps are 0 whatever the steps say.
+    With ``delivery`` batch_end all tokens of a request are delivered when it finishes: they are credited
+    then, and its inter-token gaps are 0 whatever the steps say.
     """
 
     def __init__(
@@ -150,6 +154,7 @@ class MetricsSink(RowsToColumns):
                 sums["recomputed_tokens"],
                 steps.moved_bytes,
             ),
+            mean_context_tokens=requests.mean_context_tokens(),
             steps=steps,
         )
 

@@ -15,9 +15,9 @@ _MISSED = [OUTCOMES.index(name) for name in ("rejected", "failed")]
 class Goodput(NamedTuple):
     """``met`` of ``judged`` requests meet every limit. Rejected and failed ones are misses.
 
-    Left out of both and counted: ``unfinished`` (cut off by the end of the run), ``aborted`` (the client went away),
-    ``unmeasurable`` (completed, but a limit has nothing to judge: TPOT of one token). The inter-token limit is judged
-    by ``itl_judged_by``, as single token times are not kept.
+    Left out of both and counted: ``unfinished`` (cut off by the end of the run), ``aborted`` (the client went
+    away), ``unmeasurable`` (completed, but a limit has nothing to judge: TPOT of one token). The inter-token
+    limit is judged by ``itl_judged_by``, as single token times are not kept.
     """
 
     requests_per_s: float

@@ -1,4 +1,5 @@
-"""Pool of (value, count) pairs: exact while few, then fixed logarithmic buckets whose answer needs no order."""
+"""Pool of (value, count) pairs: exact while few, then fixed logarithmic buckets whose answer needs no
+order."""
 
 from __future__ import annotations
 
@@ -19,8 +20,8 @@ _NUM_BUCKETS = 2 + math.ceil(math.log(LARGEST / SMALLEST) / _LOG_WIDTH)
 class PairPool:
     """Samples given as values with counts. Memory is bounded by ``max_exact_pairs``.
 
-    Above that many pairs all of them go into buckets 0.1 % wide; a quantile is then the geometric middle of its
-    bucket, at most 0.05 % off. Values up to 1 ns count as 0. The mean stays exact.
+    Above that many pairs all of them go into buckets 0.1 % wide; a quantile is then the geometric middle of
+    its bucket, at most 0.05 % off. Values up to 1 ns count as 0. The mean stays exact.
     """
 
     def __init__(self, max_exact_pairs: int = MAX_EXACT_PAIRS) -> None:

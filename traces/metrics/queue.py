@@ -1,4 +1,5 @@
-"""Requests in the system over time: whether the run is stable, and Little's law as a check of the bookkeeping."""
+"""Requests in the system over time: whether the run is stable, and Little's law as a check of the
+bookkeeping."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ NUM_WINDOWS = 20
 
 
 class Stability(NamedTuple):
-    """Verdict over the second half of the arrivals. ``queue_slope_per_s``: requests in the system gained per second."""
+    """Verdict over the second half of the arrivals. ``queue_slope_per_s``: requests in the system gained per
+    second."""
 
     stable: bool
     queue_slope_per_s: float
@@ -20,11 +22,11 @@ class Stability(NamedTuple):
 
 
 def stability(arrival_s: NDArray[np.float64], end_s: NDArray[np.float64]) -> Stability | None:
-    """Verdict from the arrivals and ends of all requests (NaN: still there); None with fewer than 40 arrivals or no
-    time between those of the second half.
+    """Verdict from the arrivals and ends of all requests (NaN: still there); None with fewer than 40 arrivals
+    or no time between those of the second half.
 
-    Unstable: the slope of a line through the means of 20 windows exceeds both twice its standard error and 1 % of
-    the arrival rate.
+    Unstable: the slope of a line through the means of 20 windows exceeds both twice its standard error and 1
+    % of the arrival rate.
     """
     arrivals = np.sort(arrival_s)
     half = arrivals[len(arrivals) // 2 :]
@@ -39,9 +41,11 @@ def stability(arrival_s: NDArray[np.float64], end_s: NDArray[np.float64]) -> Sta
 
 
 def littles_law_error(arrival_s: NDArray[np.float64], end_s: NDArray[np.float64]) -> float | None:
-    """Relative difference between the time integral of the requests in the system and the sum of their times in it.
+    """Relative difference between the time integral of the requests in the system and the sum of their times
+    in it.
 
-    The two agree but for rounding unless a request ends before it arrived or is counted twice. None without any time.
+    The two agree but for rounding unless a request ends before it arrived or is counted twice. None without
+    any time.
     """
     times = np.concatenate((arrival_s, end_s))
     order = np.argsort(times, kind="stable")

@@ -32,8 +32,8 @@ _SUMS = (
 
 @dataclass(frozen=True)
 class RequestColumns:
-    """One entry a request, in order of its end. Times are float64 seconds, NaN where it never happened; ``outcome``
-    indexes ``OUTCOMES``."""
+    """One entry a request, in order of its end. Times are float64 seconds, NaN where it never happened;
+    ``outcome`` indexes ``OUTCOMES``."""
 
     arrival_s: Floats
     first_scheduled_s: Floats
@@ -56,9 +56,16 @@ class RequestColumns:
         result: Floats = (self.finish_s - self.first_token_s) / gaps
         return result
 
+    def mean_context_tokens(self) -> float | None:
+        """Mean context of an output token: prompt and earlier output of its request; None without tokens."""
+        tokens = self.output_tokens.astype(np.float64)
+        if not tokens.any():
+            return None
+        return float(np.sum(tokens * (self.prompt_tokens + (tokens - 1.0) / 2.0)) / tokens.sum())
+
     def latencies(self) -> dict[str, Stats | None]:
-        """Statistics by name. TTFT is over all requests that got a token, queue and waiting time over all that ran,
-        the others over those that completed."""
+        """Statistics by name. TTFT is over all requests that got a token, queue and waiting time over all
+        that ran, the others over those that completed."""
         e2e_s = self.finish_s - self.arrival_s
         finished = self.is_finished
         made = np.where(self.output_tokens > 0, self.output_tokens, np.nan)

@@ -15,13 +15,14 @@ from traces.record.expand import Expanded, blocks_taken
 
 @dataclass(frozen=True)
 class StepMetrics:
-    """Means over the run. ``*_mean`` of occupancy and KV use are weighted by time over the whole run, idle included.
+    """Means over the run. ``*_mean`` of occupancy and KV use are weighted by time over the whole run, idle
+    included.
 
-    ``occupancy_mean`` = running / max_num_seqs. ``kv_utilization_*`` = used / usable blocks, in 0..1, blocks booked
-    for a step being used from its start. ``fragmentation_mean`` = 1 - stored tokens (at the end of the step) / slots
-    of the used blocks, over the time in which blocks are used. ``slot_waste`` = 1 - useful / all slot-steps, where
-    each decoding row that is paid for and each completed prompt is one. ``rows_mean`` counts the same, per step.
-    ``limited_by`` are shares of the busy time and sum to 1.
+    ``occupancy_mean`` = running / max_num_seqs. ``kv_utilization_*`` = used / usable blocks, in 0..1, blocks
+    booked for a step being used from its start. ``fragmentation_mean`` = 1 - stored tokens (at the end of the
+    step) / slots of the used blocks, over the time in which blocks are used. ``slot_waste`` = 1 - useful /
+    all slot-steps, where each decoding row that is paid for and each completed prompt is one. ``rows_mean``
+    counts the same, per step. ``limited_by`` are shares of the busy time and sum to 1.
     """
 
     count: int
@@ -87,7 +88,8 @@ class StepSums:
         self._moved_bytes += int(numbers["moved_bytes"].sum())
 
     def _interval_s(self, steps: Expanded) -> NDArray[np.float64]:
-        """Wall-clock time that each step adds to the steps before it: its duration unless it overlaps one of them."""
+        """Wall-clock time that each step adds to the steps before it: its duration unless it overlaps one of
+        them."""
         covered_s = np.maximum.accumulate(np.concatenate(([self.end_s], steps.end_s)))
         self.end_s = float(covered_s[-1])
         return np.maximum(steps.end_s - np.maximum(steps.start_s, covered_s[:-1]), 0.0)
@@ -117,7 +119,8 @@ class StepSums:
 
 
 def regular_gaps(part: StepTable, steps: Expanded) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Inter-token gaps of the decoding rows, step by step, with their counts; those that come as stalls left out."""
+    """Inter-token gaps of the decoding rows, step by step, with their counts; those that come as stalls left
+    out."""
     numbers = part.numbers
     after_s, regular = steps.start_s.copy(), numbers["emitting"][steps.row]
     after_s[steps.offset] = numbers["previous_emit_s"]
@@ -139,5 +142,6 @@ def tokens_of_steps(part: StepTable, steps: Expanded) -> NDArray[np.int64]:
 
 
 def _weighted(values: NDArray[Any], weights: NDArray[Any]) -> float:
-    # Not a dot product: that may run on several threads, which costs CPU time and makes the last bits depend on them.
+    # Not a dot product: that may run on several threads, which costs CPU time and makes the last bits depend
+    # on them.
     return float(np.sum(values * weights))

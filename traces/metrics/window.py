@@ -12,7 +12,8 @@ class TokenTimeline:
     """Counts tokens by their own time in the window (first completion, last arrival].
 
     Neither end is known when a token comes, so tokens wait until an arrival after them is known. If more than
-    ``max_pending`` steps wait (a queue that grows all the time), neighbours are merged, each group at its last time.
+    ``max_pending`` steps wait (a queue that grows all the time), neighbours are merged, each group at its
+    last time.
     """
 
     def __init__(self, max_pending: int = MAX_PENDING) -> None:
@@ -33,7 +34,8 @@ class TokenTimeline:
             self._merge_neighbours()
 
     def note(self, first_completion_s: float, last_arrival_s: float) -> None:
-        """Earliest completion and latest arrival of a batch of requests; batches come in order of completion."""
+        """Earliest completion and latest arrival of a batch of requests; batches come in order of
+        completion."""
         self._first_completion_s = min(self._first_completion_s, first_completion_s)
         self._last_arrival_s = max(self._last_arrival_s, last_arrival_s)
         if self._first_completion_s == np.inf:

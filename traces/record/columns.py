@@ -21,7 +21,8 @@ _FORMATS = {int: ("q", "i8"), float: ("d", "f8")}
 
 
 class _Packer:
-    """Turns the numeric columns of one kind of row into arrays: one C call a row for each run of neighbouring ones."""
+    """Turns the numeric columns of one kind of row into arrays: one C call a row for each run of neighbouring
+    ones."""
 
     def __init__(self, row: type) -> None:
         hints = list(get_type_hints(row).items())

@@ -28,7 +28,8 @@ class Expanded:
 
 
 def chunks(table: StepTable, max_steps: int = CHUNK_STEPS) -> Iterator[StepTable]:
-    """Parts of whole rows with at most ``max_steps`` steps each (one row at least), so that memory stays bounded."""
+    """Parts of whole rows with at most ``max_steps`` steps each (one row at least), so that memory stays
+    bounded."""
     until = np.cumsum(table.numbers["steps"])
     low = 0
     while low < len(until):

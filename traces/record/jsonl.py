@@ -16,11 +16,12 @@ _KINDS: dict[str, type[Any]] = {"step": StepRow, "request": RequestRow, "stall":
 class JsonlSink:
     """A ``RecordSink`` that appends one object a row to ``path``, and flushes after each batch.
 
-    ``row`` says what it is (step, request, stall); the other keys are the columns; a time that never was is null.
+    ``row`` says what it is (step, request, stall); the other keys are the columns; a time that never was is
+    null.
     """
 
     def __init__(self, path: Path | str) -> None:
-        self._file = Path(path).open("w", encoding="utf-8", newline="\n")
+        self._file = Path(path).open("w", encoding="utf-8", newline="\n")  # noqa: SIM115 (close closes it)
 
     def steps(self, rows: Sequence[StepRow]) -> None:
         """Rows of steps."""

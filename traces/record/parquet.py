@@ -22,8 +22,9 @@ _STRINGS = ["limited_by", "reason", "client_id", "cause"]
 
 
 class ParquetSink(RowsToColumns):
-    """Writes ``requests.parquet`` and, by level, ``steps.parquet`` and ``stalls.parquet`` (steps), ``segments.parquet``
-    (tokens: one row a decode segment, with the request's id) into ``folder``; a row group a batch.
+    """Writes ``requests.parquet`` and, by level, ``steps.parquet`` and ``stalls.parquet`` (steps),
+    ``segments.parquet`` (tokens: one row a decode segment, with the request's id) into ``folder``; a row
+    group a batch.
 
     Raises ConfigError for an unknown level. A level without rows of a kind leaves out that file.
     """
@@ -68,7 +69,8 @@ class ParquetSink(RowsToColumns):
         arrays = [_arrow(pa, column, values) for column, values in columns.items()]
         table = pa.Table.from_arrays(arrays, names=list(columns))
         if name not in self._writers:
-            # Times hardly repeat and nobody filters by range: dictionaries and statistics of numbers cost time only.
+            # Times hardly repeat and nobody filters by range: dictionaries and statistics of numbers cost
+            # time only.
             strings = [column for column in _STRINGS if column in columns]
             self._writers[name] = pq.ParquetWriter(
                 self._folder / f"{name}.parquet", table.schema, use_dictionary=strings, write_statistics=False
@@ -77,11 +79,14 @@ class ParquetSink(RowsToColumns):
 
 
 def _arrow(pa: Any, column: str, values: Any) -> Any:
-    """An Arrow array over the memory of ``values``. Not through ``pa.array``, which imports pandas: half a second."""
+    """An Arrow array over the memory of ``values``. Not through ``pa.array``, which imports pandas: half a
+    second."""
     if column == "residues":
         flat, lengths = flatten(values)
         parts = [_numbers(pa, flat)]
-        return pa.ListArray.from_buffers(pa.list_(pa.int32()), len(values), [None, _ends(pa, lengths)], children=parts)
+        return pa.ListArray.from_buffers(
+            pa.list_(pa.int32()), len(values), [None, _ends(pa, lengths)], children=parts
+        )
     if column in _STRINGS:
         codes = {value: code for code, value in enumerate(dict.fromkeys(values))}
         indices = _numbers(pa, np.fromiter(map(codes.__getitem__, values), np.int32, len(values)))

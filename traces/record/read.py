@@ -1,4 +1,5 @@
-"""Reads a run folder back: pandas tables, the steps of quiet runs, and the time of every token. Needs pandas."""
+"""Reads a run folder back: pandas tables, the steps of quiet runs, and the time of every token. Needs
+pandas."""
 
 from __future__ import annotations
 
@@ -27,9 +28,11 @@ _SEGMENT_COLUMNS = ("id", "first_token_s", "step", "steps")
 
 @dataclass(frozen=True)
 class RunRecord:
-    """Tables of one run, with the columns of traces/record/schema.py; None for a table the record level left out.
+    """Tables of one run, with the columns of traces/record/schema.py; None for a table the record level left
+    out.
 
-    ``segments`` has one row a decode segment (id, first_token_s, step, steps). ``summary`` is summary.json, if there.
+    ``segments`` has one row a decode segment (id, first_token_s, step, steps). ``summary`` is summary.json,
+    if there.
     """
 
     requests: pd.DataFrame
@@ -72,8 +75,8 @@ def read_run(folder: Path | str) -> RunRecord:
 
 
 def expand_steps(rows: pd.DataFrame | Sequence[StepRow]) -> pd.DataFrame:
-    """One row a step. ``sum_context``, ``free_blocks`` and ``stored_tokens`` are those of each step, the chunks'
-    emissions and tokens belong to the last step of a row, the bytes moved to its first."""
+    """One row a step. ``sum_context``, ``free_blocks`` and ``stored_tokens`` are those of each step, the
+    chunks' emissions and tokens belong to the last step of a row, the bytes moved to its first."""
     import pandas as pd
 
     table = _step_table(rows)
