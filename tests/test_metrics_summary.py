@@ -11,8 +11,8 @@ from tests.test_metrics_run import sink, small_run
 
 FACTS = RunFacts(
     preset="vllm-0.11", policy="token-budget", model="llama-2-7b", hardware="a100-80gb",
-    config={"sim": {"seed": 0}}, num_gpu_blocks=100, block_size=4, cost_model=CostModelFacts("a100", "1"), cpu_s=0.5,
-    wall_s=0.75, decode_only_steps=12, plans=3,
+    config={"sim": {"seed": 0}}, num_gpu_blocks=100, block_size=4, cost_model=CostModelFacts("a100", "1"),
+    cpu_s=0.5, wall_s=0.75, decode_only_steps=12, plans=3,
 )  # fmt: skip
 
 
