@@ -323,6 +323,23 @@ def test_swapped_requests_come_back_in_front_and_pick_other_victims() -> None:
     )
 
 
+def test_decodes_swapped_in_are_last_in_the_batch_and_first_in_the_queue() -> None:
+    check(
+        chunked(4, budget=16, num_cpu_blocks=4),
+        """
+        +A 4/5
+        +B 3/4
+        +C 4/3
+        0 | A:4@0* B:3@0* C:4@0* | 1+4 | - | A B C | - | -
+        1 | A:1@4* B:1@3* | 1+3 | - | A B | C | out C=1
+        2 | A:1@5* B:1@4* | 0+3 | - | A B | C | -
+        3 | A:1@6* | 2+1 | - | A | C B | out B=2
+        4 | A:1@7* C:1@4* | 0+2 | - | C | B | in C=1, done A
+        5 | C:1@5* B:1@5* | 0+4 | - | - | - | in B=2, done C B
+        """,
+    )
+
+
 HALF_PREFILLED_VICTIM = """
     +A 4/5
     +B 16/2

@@ -63,12 +63,12 @@ class TokenBudget(BatchingPolicy):
         if self.waiting and not self._preempted:
             self._admit()
         self._plan_preempted = bool(self._preempted)
-        if not self.decode.rows and not self._new_chunks:
+        if not self.decode.rows and not self._new_chunks and not self._preempted:
             idle = Idle("no_requests", None, tuple(self._leaves), tuple(self._rejected))
             self._leaves.clear()
             return idle
         return self.make_plan(
-            decode=True,
+            decode=bool(self.decode.rows or self._new_chunks),
             chunks=self._new_chunks,
             joins=self._joins,
             grants=self._grants,

@@ -202,10 +202,12 @@ class Replica:
         self._end_event = self._clock.event_at(time_s, At.STEP_END, self._on_step_end)
 
     def _duration_s(self, plan: StepPlan, now_s: float) -> float:
-        """Blocking transfers one after the other, then the step."""
-        duration_s = self._costs.step_time_s(
-            plan.num_tokens, plan.num_seqs, plan.sum_context, plan.max_context, plan.chunks
-        )
+        """Blocking transfers one after the other, then the step; a plan that only preempts computes nothing."""
+        duration_s = 0.0
+        if plan.num_tokens:
+            duration_s = self._costs.step_time_s(
+                plan.num_tokens, plan.num_seqs, plan.sum_context, plan.max_context, plan.chunks
+            )
         for transfer in plan.transfers:
             done_s = self._transfer(transfer, now_s)
             if transfer.blocking:
