@@ -1,14 +1,15 @@
 """Runs a script of arrivals and aborts through a policy and compares each step with a line an eye can check.
 
-A script is text. ``+A 7/3`` lets request A come (prompt 7 tokens, makes 3), ``+A sys:4,A:3/3`` with segments of
-content, ``xA`` lets its client go away. Any other line is one step, as expected, columns separated by ``|``:
+A script is text. ``+A 7/3`` lets request A come (prompt 7 tokens, makes 3), ``+A sys:4,A:3/3`` with segments
+of content, ``xA`` lets its client go away. Any other line is one step, as expected, in columns:
 
     STEP | ROWS | FREE | WAITING | RUNNING | SWAPPED | EVENTS
 
-ROWS in batch order: ``A:1@7*`` computes 1 token on top of 7 cached ones and emits a token. FREE: blocks left by the
-plan, ``3+4`` with 4 of the CPU tier. The queues are as of the end of the step, in order. EVENTS: ``hit A=8`` cached
-tokens, ``A+3,4`` physical blocks added, ``preempted``, ``out``/``in B=2`` blocks swapped, ``aborted``, ``done``,
-``B=kv_capacity:2`` ended by the policy with 2 tokens made. ``-`` is nothing; a step of an engine that raises says so.
+ROWS in batch order: ``A:1@7*`` computes 1 token on top of 7 cached ones and emits a token. FREE: blocks left
+by the plan, ``3+4`` with 4 of the CPU tier. The queues are as of the end of the step, in order. EVENTS:
+``hit A=8`` cached tokens, ``A+3,4`` physical blocks added, ``preempted``, ``out``/``in B=2`` blocks swapped,
+``B=kv_capacity:2`` ended by the policy with 2 tokens made, ``aborted``, ``done``. ``-`` is nothing. A step of an
+engine that raises says so.
 """
 
 from __future__ import annotations
@@ -105,7 +106,9 @@ class _World:
         if self.show_blocks:
             events += [f"{name}+{','.join(map(str, ids))}" for name, ids in line["new_blocks"].items()]
         for key, label in (("preempted", "preempted"), ("swapped_out", "out"), ("swapped_in", "in")):
-            names = [f"{name}={line[f'blocks_{label}']}" if label in ("out", "in") else name for name in line[key]]
+            names = [
+                f"{name}={line[f'blocks_{label}']}" if label in ("out", "in") else name for name in line[key]
+            ]
             events += [f"{label} {' '.join(names)}"] if names else []
         events += self._ended(rejected)
         for key, label in (("aborted", "aborted"), ("finished", "done")):

@@ -1,6 +1,6 @@
-"""vLLM V0's policies: step tables worked out by hand from its rules. tests/decision_tables.py explains the columns.
+"""vLLM V0's policies: step tables worked out by hand from its rules.
 
-All tables use blocks of 4 tokens. A row asks for one free block in every step, even when it will take none.
+tests/decision_tables.py explains the columns. All tables use blocks of 4 tokens. A row asks for one free block in every step, even when it will take none.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def test_prefills_run_alone_and_the_victim_preempted_last_waits_first() -> None:
         +C 3/2
         +D 3/2
         0 | A:4@0* B:4@0* C:3@0* D:3@0* | 0 | - | A B C D | - | -
-        # A needs a 2nd block: D gives way; then B: C gives way. C, the older of the two, is put in front of D.
+        # A needs a 2nd block: D gives way; then B: C gives way. C, the older one, is put in front of D.
         1 | A:1@4* B:1@4* | 0 | C D | A B | - | preempted D C
         2 | A:1@5* | 2 | B C D | A | - | preempted B  # A takes no block, but asks for one
         3 | B:6@0* | 0 | C D | A B | - | -            # B comes back with what it made, A pauses
@@ -196,7 +196,7 @@ def test_impossible_requests_are_dropped_when_their_turn_comes() -> None:
         # 37 tokens need 10 blocks, 9 may be used; 64 tokens leave no room for output.
         0 | C:8@0* | 8 | - | C | - | A=kv_capacity:0, B=prompt_too_long:0
         +D 40/1
-        1 | C:1@8* | 7 | - | - | - | D=kv_capacity:0, done C   # dropping alone does not make it a prefill step
+        1 | C:1@8* | 7 | - | - | - | D=kv_capacity:0, done C   # dropping alone is no prefill step
         +E 40/1
         2 | idle | E=kv_capacity:0
         """,
@@ -278,7 +278,7 @@ def test_auto_does_what_is_cheaper_for_each_victim() -> None:
         +C 3/9
         +D 4/9
         0 | A:4@0* B:4@0* C:3@0* D:4@0* | 0+4 | - | A B C D | - | -
-        # There and back is 2 s for one block. D: 4 tokens are 2.4 s, so swap; C: 3 tokens are 1.8 s, so recompute.
+        # There and back is 2 s for a block. D: 4 tokens are 2.4 s, so swap; C: 3 are 1.8 s, so recompute.
         1 | A:1@4* B:1@4* | 0+3 | C | A B | D | preempted C, out D=1
         """,
     )

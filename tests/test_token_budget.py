@@ -1,6 +1,7 @@
-"""vLLM V1's policy: step tables worked out by hand from its rules. tests/decision_tables.py explains the columns.
+"""vLLM V1's policy: step tables worked out by hand from its rules.
 
-All tables use blocks of 4 tokens. Block 0 is the null block, so a pool of N usable blocks has the ids 1..N.
+tests/decision_tables.py explains the columns. All tables use blocks of 4 tokens. Block 0 is the null block, so a
+pool of N usable blocks has the ids 1..N.
 """
 
 from __future__ import annotations
@@ -120,8 +121,8 @@ def test_nobody_is_admitted_in_a_step_that_preempted() -> None:
         +C 4/3
         0 | A:4@0* B:4@0* C:4@0* | 0 | - | A B C | - | -
         +D 1/1
-        1 | A:1@4* | 1 | B C D | - | - | preempted C B, done A   # C for A; B for itself, as no row is behind it
-        2 | B:5@0* | 1 | C D | B | - | -                         # C needs 2 blocks; D, which would fit, waits behind
+        1 | A:1@4* | 1 | B C D | - | - | preempted C B, done A   # C for A; B for itself, being last
+        2 | B:5@0* | 1 | C D | B | - | -        # C needs 2 blocks; D, which would fit, waits behind
         3 | B:1@5* | 1 | C D | - | - | done B
         4 | C:5@0* D:1@0* | 0 | - | C | - | done D
         5 | C:1@5* | 1 | - | - | - | done C
@@ -186,7 +187,7 @@ def test_a_resumed_request_hits_its_surviving_blocks(b: str) -> None:
         +B {b}/2
         0 | A:8@0* B:8@0* | 1 | - | A B | - | A+1,2, B+3,4
         1 | A:1@8* | 2 | B | - | - | A+5, preempted B, done A
-        # Free queue: 4 3 (B), 5 2 1 (A). Of B's 9 tokens 8 are in blocks 3 and 4; the last is always computed.
+        # Free queue: 4 3 (B), 5 2 1 (A). 8 of B's 9 tokens are in 3 and 4; the last is always computed.
         2 | B:1@8* | 2 | - | - | - | hit B=8, B+3,4,5, done B
         """,
         show_blocks=True,

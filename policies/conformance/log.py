@@ -92,8 +92,9 @@ def read_log(path: Path) -> DecisionLog:
     numbers: dict[str, RequestId] = {}
     for where, line in requests:
         name = _value(line, "id", str, where)
-        if numbers.setdefault(name, len(numbers)) != len(numbers) - 1:
+        if name in numbers:
             raise LogError(f"{where}: request '{name}' is listed twice")
+        numbers[name] = len(numbers)
     parsed = tuple(_request(line, where, numbers) for where, line in requests)
     for (where, _), (a, b) in zip(requests[1:], pairwise(parsed), strict=True):
         if b.arrival_step < a.arrival_step:
