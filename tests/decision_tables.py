@@ -8,8 +8,8 @@ of content, ``xA`` lets its client go away. Any other line is one step, as expec
 ROWS in batch order: ``A:1@7*`` computes 1 token on top of 7 cached ones and emits a token. FREE: blocks left
 by the plan, ``3+4`` with 4 of the CPU tier. The queues are as of the end of the step, in order. EVENTS:
 ``hit A=8`` cached tokens, ``A+3,4`` physical blocks added, ``preempted``, ``out``/``in B=2`` blocks swapped,
-``B=kv_capacity:2`` ended by the policy with 2 tokens made, ``aborted``, ``done``. ``-`` is nothing. A step of an
-engine that raises says so.
+``B=kv_capacity:2`` ended by the policy with 2 tokens made, ``aborted``, ``done``. ``-`` is nothing. A step in
+which the engine raises says so.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """vLLM V1's policy: step tables worked out by hand from its rules.
 
-tests/decision_tables.py explains the columns. All tables use blocks of 4 tokens. Block 0 is the null block, so a
-pool of N usable blocks has the ids 1..N.
+tests/decision_tables.py explains the columns. All tables use blocks of 4 tokens. Block 0 is the null block,
+so a pool of N usable blocks has the ids 1..N.
 """
 
 from __future__ import annotations
