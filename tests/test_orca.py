@@ -96,7 +96,8 @@ def test_max_num_seqs_is_named_when_it_stops_admission() -> None:
 def test_reserved_tokens(reservation: Reservation, prompt: int, predicted: int, tokens: int) -> None:
     policy = orca(reservation, tokens=200, predicted={7: predicted}).policy
     assert isinstance(policy, Orca)
-    assert policy.reserved_tokens(Request(7, 0.0, prompt, 50)) == tokens
+    assert policy.reserved_tokens(Request(7, 0.0, prompt, 99)) == tokens
+    assert policy.reserved_tokens(Request(7, 0.0, prompt, 1)) == (100 if reservation == "max" else prompt + 1)
 
 
 def test_reservations_are_whole_from_the_first_iteration_on() -> None:

@@ -123,10 +123,11 @@ class Orca(BatchingPolicy):
         return self._head[1]
 
     def reserved_tokens(self, request: Request) -> int:
-        """KV slots, in tokens, that a request reserves when it is admitted."""
+        """KV slots, in tokens, that a request reserves when it is admitted. A prediction beyond the request's
+        own ``max_tokens`` counts as that."""
         if self.services is None or self.reservation == "max":
             return self.max_model_len
-        output = max(1, self.services.predict_output_len(request))
+        output = max(1, min(self.services.predict_output_len(request), request.max_tokens))
         if self.reservation == "pow2":
             output = 1 << (output - 1).bit_length()
         return min(request.prompt_tokens + output, self.max_model_len)
