@@ -80,8 +80,8 @@ _V0_GUARDS = (
     "a victim for which swap space has no room is computed again (swap_exhausted); the engine dies",
     "a half-prefilled victim with more left than a step takes is computed again; swapped out, it would never"
     " return",
-    "a swapped request that the pool less the watermark cannot hold ends with kv_capacity; the engine keeps it"
-    " swapped for ever",
+    "a swapped request that the pool less the watermark cannot hold ends with kv_capacity; the engine keeps"
+    " it swapped for ever",
 )
 _V0_MODELLED = (
     "three queues (waiting, running, swapped), watermark, victims from the end of the running list",

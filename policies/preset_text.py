@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from textwrap import wrap
 
 from policies.preset_table import PRESETS, Preset, Rule, Value
 
@@ -55,6 +54,8 @@ def _defaults(preset: Preset) -> list[str]:
     for key, default in preset.defaults.items():
         rows[key] = default.text if isinstance(default, Rule) else _text(key, default)
     width = max(map(len, rows))
+    from textwrap import wrap
+
     lines = []
     for key, text in rows.items():
         lines += wrap(
@@ -70,6 +71,8 @@ def _text(key: str, value: Value) -> str:
 
 
 def _listed(title: str, items: Sequence[str]) -> list[str]:
+    from textwrap import wrap
+
     lines = ["", f"  {title}"] if items else []
     for item in items:
         lines += wrap(item, _WIDTH, initial_indent="    - ", subsequent_indent="      ")

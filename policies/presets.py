@@ -51,7 +51,7 @@ def presets() -> tuple[Preset, ...]:
 
 
 def choose(preset_name: str, policy: str | None) -> tuple[Preset, str | None]:
-    """The preset that ``engine.preset`` and ``engine.policy`` name, and the address of a custom class, if any.
+    """The preset that ``engine.preset`` and ``engine.policy`` name, and a custom class's address if any.
 
     ``policy`` is the name of a preset, which then takes the place of ``preset_name``, or ``FILE.py:CLASS``,
     which takes parameters and KV memory from the preset.

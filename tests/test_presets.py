@@ -1,0 +1,364 @@
+"""Presets: their defaults, what they refuse, and the policies built from them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from policies.catalog import card, model
+from policies.core.engine import Engine
+from policies.core.errors import CatalogError, ConfigError
+from policies.core.plan import StepPlan
+from policies.core.request import Request
+from policies.presets import (
+    Parameters,
+    build_policy,
+    choose,
+    describe,
+    describe_all,
+    preset,
+    presets,
+    resolve,
+)
+from policies.systems.orca import Orca
+from policies.systems.paged import Paged
+from policies.systems.paged_chunked import PagedChunked
+from policies.systems.static import Static
+from policies.systems.token_budget import TokenBudget
+from sim.costs.pool import kv_pool
+from tests.stepping import Predictions, Stepper
+
+NAMES = [entry.name for entry in presets()]
+LLAMA = model("llama-2-7b")
+KV_BYTES = LLAMA.kv_bytes_per_token
+
+
+def resolved(name: str, *, card_name: str = "a100-80gb", **overrides: object) -> Parameters:
+    return resolve(preset(name), overrides, max_model_len=4_096, card=card(card_name))
+
+
+def built(name: str, *, num_gpu_blocks: int = 7_000, **overrides: object) -> object:
+    policy, _ = build_policy(
+        resolved(name, **overrides),
+        num_gpu_blocks=num_gpu_blocks,
+        kv_bytes_per_token=KV_BYTES,
+        pieces_per_block=64,
+        services=Predictions({}),
+    )
+    return policy
+
+
+# -- names ---------------------------------------------------------------------------------------------------
+
+
+def test_names() -> None:
+    assert NAMES == [
+        "vllm-0.11", "vllm-0.6", "vllm-0.6-chunked", "vllm-0.6-swap", "orca-max", "orca-pow2", "orca-oracle",
+        "ft-static", "ft-static-early-return",
+    ]  # fmt: skip
+
+
+def test_an_unknown_preset_gets_the_closest_name() -> None:
+    with pytest.raises(CatalogError, match=r"did you mean 'vllm-0\.11'"):
+        preset("vllm-0.1")
+    with pytest.raises(CatalogError, match=r"known: vllm-0\.11, vllm-0\.6"):
+        preset("zzz")
+
+
+def test_choose() -> None:
+    assert choose("vllm-0.6", None) == (preset("vllm-0.6"), None)
+    assert choose("vllm-0.11", "orca-max") == (preset("orca-max"), None)
+    assert choose("vllm-0.6", "mine.py:Mine") == (preset("vllm-0.6"), "mine.py:Mine")
+    with pytest.raises(CatalogError, match=r"engine\.policy = 'orca_max'.*did you mean 'orca-max'"):
+        choose("vllm-0.11", "orca_max")
+
+
+# -- defaults ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "card_name", "tokens", "seqs"),
+    [
+        ("vllm-0.11", "a100-80gb", 2_048, 256),
+        ("vllm-0.11", "l4-24gb", 2_048, 256),
+        ("vllm-0.11", "h100-80gb", 8_192, 1_024),
+        ("vllm-0.6", "h100-80gb", 4_096, 256),
+        ("vllm-0.6-chunked", "a100-80gb", 512, 256),
+        ("vllm-0.6-swap", "a100-80gb", 4_096, 256),
+        ("orca-max", "a100-80gb", 4_096, 256),
+        ("ft-static", "a100-80gb", 4_096, 32),
+    ],
+)
+def test_defaults(name: str, card_name: str, tokens: int, seqs: int) -> None:
+    parameters = resolved(name, card_name=card_name)
+    assert (parameters.max_num_batched_tokens, parameters.max_num_seqs) == (tokens, seqs)
+
+
+def test_vllm_v0_takes_at_least_2048_tokens_a_step() -> None:
+    assert resolved("vllm-0.6", max_model_len=1_024).max_num_batched_tokens == 2_048
+
+
+def test_defaults_follow_what_they_depend_on() -> None:
+    assert resolved("vllm-0.6", enable_chunked_prefill=True).max_num_batched_tokens == 512
+    assert resolved("vllm-0.11", enable_chunked_prefill=False).max_num_batched_tokens == 4_096
+
+
+def test_static_on_an_a100_has_28_slots() -> None:
+    parameters = resolved("ft-static")
+    pool = kv_pool(
+        LLAMA,
+        card("a100-80gb"),
+        max_num_batched_tokens=parameters.max_num_batched_tokens,
+        max_num_seqs=parameters.max_num_seqs,
+        block_size=parameters.pool_block_size,
+    )
+    policy, _ = build_policy(parameters, num_gpu_blocks=pool.num_gpu_blocks, kv_bytes_per_token=KV_BYTES)
+    world = Stepper(policy, max_model_len=4_096, deliver_at_batch_end=True)
+    world.arrive(*((index, 10, 1) for index in range(40)))
+    assert [line.count(":0+10") for line in world.run()] == [28, 12]
+
+
+# -- policies ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "cls"),
+    [
+        ("vllm-0.11", TokenBudget), ("vllm-0.6", Paged), ("vllm-0.6-chunked", PagedChunked),
+        ("vllm-0.6-swap", Paged), ("orca-max", Orca), ("orca-pow2", Orca), ("orca-oracle", Orca),
+        ("ft-static", Static), ("ft-static-early-return", Static),
+    ],
+)  # fmt: skip
+def test_classes(name: str, cls: type) -> None:
+    assert type(built(name)) is cls
+
+
+def test_paged_presets() -> None:
+    v1, v0, swap = built("vllm-0.11"), built("vllm-0.6"), built("vllm-0.6-swap")
+    assert isinstance(v1, TokenBudget)
+    assert isinstance(v0, Paged)
+    assert isinstance(swap, Paged)
+    assert (v1.kv.block_size, v1.kv.num_blocks, v1.kv.prefix_cache is None) == (16, 6_999, False)
+    assert (v0.kv.num_blocks, v0.watermark_blocks, v0.preemption_mode) == (7_000, 70, "recompute")
+    assert (swap.preemption_mode, swap.kv.cpu_pool.num_blocks) == ("swap", 512)  # 4 GiB of 8 MiB blocks
+    assert (swap.block_bytes, swap.pieces_per_block) == (8 << 20, 64)
+
+
+def test_overrides_reach_the_policy() -> None:
+    policy = built("vllm-0.11", max_num_seqs=8, max_num_batched_tokens=64, long_prefill_token_threshold=32)
+    assert isinstance(policy, TokenBudget)
+    assert (policy.max_num_seqs, policy.max_num_batched_tokens, policy.chunk_limit) == (8, 64, 32)
+    assert isinstance(built("vllm-0.6", enable_chunked_prefill=True), PagedChunked)
+    bare = built("vllm-0.11", enable_prefix_caching=False)
+    assert isinstance(bare, TokenBudget)
+    assert bare.kv.prefix_cache is None
+
+
+def test_the_pool_in_slots_and_in_tokens() -> None:
+    slots, tokens = built("orca-max", num_gpu_blocks=700), built("orca-oracle", num_gpu_blocks=700)
+    assert isinstance(slots, Orca)
+    assert isinstance(tokens, Orca)
+    assert (slots.kv.block_size, slots.kv.num_blocks) == (4_096, 2)  # 11,200 tokens
+    assert (tokens.kv.block_size, tokens.kv.num_blocks) == (1, 11_200)
+
+
+def test_only_static_with_batch_end_delivers_late() -> None:
+    late = []
+    for name in NAMES:
+        parameters = resolved(name)
+        _, options = build_policy(
+            parameters, num_gpu_blocks=7_000, kv_bytes_per_token=KV_BYTES, services=Predictions({})
+        )
+        assert options.deliver_at_batch_end == (parameters.delivery == "batch_end")
+        if options.deliver_at_batch_end:
+            late.append(name)
+    assert late == ["ft-static"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_preset_serves_requests_in_a_small_pool(name: str) -> None:
+    outputs = {index: 1 + 37 * index % 90 for index in range(40)}
+    policy, options = build_policy(
+        resolved(name, max_model_len=256),
+        num_gpu_blocks=40,
+        kv_bytes_per_token=KV_BYTES,
+        services=Predictions(outputs),
+    )
+    world = Stepper(policy, max_model_len=256, deliver_at_batch_end=options.deliver_at_batch_end)
+    world.arrive(*((index, 5 + 11 * index % 100, output) for index, output in outputs.items()))
+    lines = world.run()
+    answers = re.findall(r"(\d+)=stop(\d+)", " ".join(lines))
+    assert {int(number): int(tokens) for number, tokens in answers} == outputs
+    assert policy.kv.num_free == policy.kv.num_blocks
+
+
+# -- refusals ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "message"),
+    [
+        ("vllm-0.11", {"max_num_seqs": 0}, "engine.max_num_seqs = 0: give a whole number of at least 1"),
+        ("vllm-0.11", {"max_num_seqs": True}, "engine.max_num_seqs = true: give a whole number"),
+        ("vllm-0.11", {"block_size": 1.5}, "engine.block_size = 1.5: give a whole number"),
+        (
+            "vllm-0.6",
+            {"swap_space_bytes": -1},
+            "engine.swap_space_bytes = -1: give a whole number of at least 0",
+        ),
+        ("vllm-0.6", {"watermark": 1.0}, "engine.watermark = 1.0: give a number of at least 0 and below 1"),
+        ("vllm-0.6", {"preemption_mode": "swop"}, "did you mean 'swap'?"),
+        ("vllm-0.6", {"enable_chunked_prefill": 1}, "engine.enable_chunked_prefill = 1: give true or false"),
+        ("vllm-0.11", {"max_model_len": 8_192}, "engine.max_model_len = 8192: the model takes at most 4096"),
+        ("vllm-0.11", {"max_num_batched_tokens": 128}, "wants at least max_num_seqs = 256"),
+        ("vllm-0.6", {"max_num_batched_tokens": 2_048}, "wants at least max_model_len = 4096"),
+        (
+            "vllm-0.11",
+            {"enable_chunked_prefill": False, "max_num_batched_tokens": 2_048},
+            "without chunked prefill vLLM wants at least max_model_len = 4096",
+        ),
+        ("vllm-0.11", {"watermark": 0.01}, "preset vllm-0.11 has no such parameter, leave it out"),
+        ("orca-max", {"preemption_mode": "swap"}, "presets that have it: vllm-0.6, vllm-0.6-chunked"),
+        ("ft-static", {"block_size": 16}, "engine.block_size = 16: preset ft-static has no such parameter"),
+        ("ft-static", {"max_num_seq": 16}, "did you mean 'max_num_seqs'?"),
+    ],
+)
+def test_impossible_parameters(name: str, overrides: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolved(name, **overrides)
+    assert message in str(caught.value)
+    assert str(caught.value).startswith(f"engine.{next(reversed(overrides))} = ")
+    assert "\n" not in str(caught.value)
+
+
+def test_absent_values_and_keys_of_the_pool_are_passed_over() -> None:
+    overrides: dict[str, object] = {
+        "preset": "x",
+        "policy": None,
+        "num_gpu_blocks": 9,
+        "max_num_seqs": None,
+        "watermark": None,
+    }
+    assert resolve(preset("orca-max"), overrides, max_model_len=4_096) == resolved("orca-max")
+
+
+@pytest.mark.parametrize(
+    ("name", "blocks", "needed"),
+    [
+        ("vllm-0.11", 1, "one usable block of 16"),
+        ("ft-static", 255, "one slot of 4096"),
+        ("orca-max", 255, "one slot of 4096"),
+        ("orca-oracle", 0, "a prompt and an output token, 2"),
+    ],
+)
+def test_a_pool_that_serves_nobody(name: str, blocks: int, needed: str) -> None:
+    with pytest.raises(ConfigError, match=rf"engine\.num_gpu_blocks = {blocks}: .*{needed} tokens"):
+        built(name, num_gpu_blocks=blocks)
+
+
+@pytest.mark.parametrize("name", ["vllm-0.11", "vllm-0.6"])
+def test_only_faithful_vllm_refuses_a_pool_smaller_than_the_longest_request(name: str) -> None:
+    built(name, num_gpu_blocks=255)
+    built(name, num_gpu_blocks=256, faithful=True)
+    with pytest.raises(
+        ConfigError, match=r"engine\.max_model_len = 4096: vLLM refuses to start .* 4080 tokens"
+    ):
+        built(name, num_gpu_blocks=255, faithful=True)
+
+
+def test_predictions_are_needed_where_reservations_follow_them() -> None:
+    with pytest.raises(ConfigError, match="use preset orca-max"):
+        build_policy(resolved("orca-pow2"), num_gpu_blocks=700, kv_bytes_per_token=KV_BYTES)
+
+
+# -- a user's own policy -------------------------------------------------------------------------------------
+
+SHORTEST_FIRST = """
+from collections import deque
+
+from policies.systems.orca import Orca
+
+
+class ShortestFirst(Orca):
+    def __init__(self, kv, max_model_len, *, max_num_seqs, weight=2):
+        super().__init__(kv, max_num_seqs=max_num_seqs, max_model_len=max_model_len)
+        self.weight = weight
+
+    def on_arrival(self, request):
+        super().on_arrival(request)
+        self.waiting = deque(sorted(self.waiting, key=lambda row: row.prompt_tokens))
+
+
+class Needy(Orca):
+    def __init__(self, kv, *, appetite):
+        pass
+
+
+class Nothing:
+    pass
+"""
+
+
+def custom(tmp_path: Path, cls: str, code: str = SHORTEST_FIRST) -> object:
+    file = tmp_path / "mine.py"
+    file.write_text(code)
+    parameters = resolve(preset("orca-max"), {"max_num_seqs": 1}, max_model_len=100, custom=f"{file}:{cls}")
+    policy, _ = build_policy(parameters, num_gpu_blocks=700, kv_bytes_per_token=KV_BYTES)
+    return policy
+
+
+def test_a_class_from_a_file_takes_the_parameters_it_names(tmp_path: Path) -> None:
+    policy = custom(tmp_path, "ShortestFirst")
+    assert isinstance(policy, Orca)
+    engine = Engine(policy)
+    for number, prompt in enumerate([30, 10, 20]):
+        engine.add(Request(number, 0.0, prompt, 5), 0.0)
+    plan = engine.plan(0.0)
+    assert isinstance(plan, StepPlan)
+    assert [(chunk.id, chunk.num_tokens) for chunk in plan.chunks] == [(1, 10)]
+
+
+@pytest.mark.parametrize(
+    ("cls", "code", "message"),
+    [
+        ("ShortestFist", SHORTEST_FIRST, "has no class 'ShortestFist'; did you mean 'ShortestFirst'?"),
+        ("Nothing", SHORTEST_FIRST, "Nothing is no policy"),
+        ("Needy", SHORTEST_FIRST, "__init__ of Needy wants 'appetite'"),
+        ("X", "class X(:\n", "mine.py, line 1 fails with SyntaxError"),
+        ("X", "\n\nimport there_is_no_such_module\n", "mine.py, line 3 fails with ModuleNotFoundError"),
+        (
+            "X",
+            "from policies.core.protocols import Policy\nclass X(Policy):\n    pass\n",
+            "X does not define batch_order, horizon, load",
+        ),
+    ],
+)
+def test_a_file_that_holds_no_such_policy(tmp_path: Path, cls: str, code: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        custom(tmp_path, cls, code)
+    assert message in str(caught.value)
+    assert str(caught.value).startswith("engine.policy = '")
+
+
+def test_a_file_that_is_not_there() -> None:
+    parameters = resolve(preset("orca-max"), {}, max_model_len=100, custom="nowhere.py:X")
+    with pytest.raises(ConfigError, match=r"there is no file nowhere\.py"):
+        build_policy(parameters, num_gpu_blocks=700, kv_bytes_per_token=KV_BYTES)
+
+
+# -- words ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_description_names_every_parameter_and_its_source(name: str) -> None:
+    chosen, text = preset(name), describe(preset(name))
+    for word in (name, chosen.source, "host term", "Modelled:", "max_model_len", *chosen.defaults):
+        assert word in text
+    assert text.startswith(f"{name}: {chosen.summary}\n")
+
+
+def test_the_list_has_one_line_a_preset() -> None:
+    lines = describe_all().splitlines()
+    assert [line.split()[0] for line in lines] == NAMES
