@@ -49,7 +49,7 @@ def message(path: Path, content: str | bytes) -> str:
             THREE.encode() + b"0.6,\xff,2\n",
             ": not a text file in UTF-8; give a trace as CSV or JSON lines, plain or gzip",
         ),
-        (gzip.compress(THREE.encode())[:-9], ": the gzip file is cut off or damaged; fetch it again"),
+        (gzip.compress(THREE.encode(), mtime=0)[:-9], ": the gzip file is cut off or damaged; fetch it again"),
         (b"\x1f\x8bnot gzip at all", ": the gzip file is cut off or damaged; fetch it again"),
         ("0.5,10,20\n", f", line 1: no known format: found 0.5,10,20; write a header with {KNOWN}"),
         (
