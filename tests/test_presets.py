@@ -35,8 +35,8 @@ LLAMA = model("llama-2-7b")
 KV_BYTES = LLAMA.kv_bytes_per_token
 
 
-def resolved(name: str, *, card_name: str = "a100-80gb", **overrides: object) -> Parameters:
-    return resolve(preset(name), overrides, max_model_len=4_096, card=card(card_name))
+def resolved(name: str, **overrides: object) -> Parameters:
+    return resolve(preset(name), overrides, max_model_len=4_096, card=card("a100-80gb"))
 
 
 def built(name: str, *, num_gpu_blocks: int = 7_000, **overrides: object) -> object:
@@ -92,7 +92,7 @@ def test_choose() -> None:
     ],
 )
 def test_defaults(name: str, card_name: str, tokens: int, seqs: int) -> None:
-    parameters = resolved(name, card_name=card_name)
+    parameters = resolve(preset(name), {}, max_model_len=4_096, card=card(card_name))
     assert (parameters.max_num_batched_tokens, parameters.max_num_seqs) == (tokens, seqs)
 
 
