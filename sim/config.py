@@ -210,6 +210,7 @@ def load_config(path: str | None = None, overrides: Sequence[str] = (), **flags:
     for name, value in flags.items():
         if value is not None:
             _put(given, FLAGS[name].split("."), value)
+    _name_preset(given.get("engine", {}))
     for override in overrides:
         _put(given, *parse_override(override))
     _replace_source(tables.get("workload", {}), given.get("workload", {}))
@@ -223,6 +224,14 @@ def config_from_tables(tables: Mapping[str, Mapping[str, object]]) -> RunConfig:
     _check_sections(tables)
     made = {name: section(**tables.get(name, {})) for name, section in _SECTIONS.items()}
     return RunConfig(**made)  # type: ignore[arg-type]
+
+
+def _name_preset(engine: dict[str, object]) -> None:
+    """``policy`` may name a preset, which then is the preset."""
+    from policies.preset_table import PRESETS
+
+    if engine.get("policy") in PRESETS:
+        engine["preset"] = engine.pop("policy")
 
 
 def _check_sections(names: Iterable[str]) -> None:

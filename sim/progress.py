@@ -30,7 +30,8 @@ class ProgressLine:
         self._next_s = now_s + self._every_s
         took_s = now_s - self._started_s
         left_s = took_s * (self._total - ended) / ended if ended else 0.0
-        text = f"{self._label}{ended:,} of {self._total:,} requests, {simulated_s:,.0f} s simulated, {left_s:.0f} s left"
+        text = f"{self._label}{ended:,} of {self._total:,} requests, {simulated_s:,.0f} s simulated"
+        text += f", {left_s:.0f} s left"
         if self._is_terminal:
             self._stream.write(f"\r\x1b[K{text}")
             self._shown = True

@@ -18,7 +18,7 @@ class CostModelFacts:
     ``extrapolated_steps`` counts the steps outside its valid range."""
 
     name: str
-    version: str
+    version: int
     error: Mapping[str, float] | float | None = None
     extrapolated_steps: int = 0
 
@@ -41,6 +41,7 @@ class RunFacts:
     cost_model: CostModelFacts
     cpu_s: float
     wall_s: float
+    delivery: str = "step"
     side: str = "server-simulated"
     status: str = "completed"
     prefix_caching: bool = False
@@ -59,7 +60,7 @@ def build_summary(facts: RunFacts, metrics: RunMetrics) -> dict[str, Any]:
     stable = metrics.stability
     summary = {
         "schema": SCHEMA,
-        **{name: getattr(facts, name) for name in ("side", "preset", "policy", "model", "hardware")},
+        **{name: getattr(facts, name) for name in ("side", "preset", "policy", "model", "hardware", "delivery")},
         "config": dict(facts.config),
         "status": facts.status,
         "notes": list(facts.notes) or None,

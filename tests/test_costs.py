@@ -137,15 +137,8 @@ def test_sequences_beyond_the_table_cost_in_line() -> None:
     assert COSTS.file.decode.at(400)[1] == COSTS.file.decode.at(128)[1]
 
 
-def test_steps_outside_the_measured_range_are_counted() -> None:
-    costs = load_cost_model(SHAPE, CARD)
-    costs.book(10, 128, 128, 128 * 4000)
-    costs.book(10, 0, 4096, 0)
-    assert costs.extrapolated_steps == 0
-    costs.book(3, 129, 129, 129)
-    costs.book(2, 1, 1, 4033)
-    costs.book(1, 0, 4097, 0)
-    assert costs.extrapolated_steps == 6
+def test_the_largest_measured_step_is_known() -> None:
+    assert COSTS.largest_step == (4096, 128, 4032)
 
 
 def test_host_time_is_the_presets_and_comes_on_top() -> None:

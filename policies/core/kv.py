@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
 from policies.core.errors import ContractError
-from policies.core.plan import Blocks, Grant, Transfer
+from policies.core.plan import Blocks, Transfer
 from policies.core.pool import BlockPool
 from policies.core.prefix import Content, PrefixCache
 from policies.core.request import RequestId

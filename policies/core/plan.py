@@ -83,7 +83,7 @@ class StepPlan(NamedTuple):
     decode: Decode | tuple[RequestId, ...] = Decode.ALL
     chunks: tuple[Chunk, ...] = ()
     joins: tuple[Grant, ...] = ()
-    """Requests that enter the batch (first time, resumed, or swapped in) with all their blocks, prefix hits included."""
+    """Requests that enter the batch (new, resumed, or swapped in) with all their blocks, prefix hits included."""
     grants: tuple[Grant, ...] = ()
     leaves: tuple[RequestId, ...] = ()
     """Requests that left the batch since the previous plan: finished, aborted, or preempted."""
@@ -94,7 +94,7 @@ class StepPlan(NamedTuple):
     copies: tuple[tuple[int, int], ...] = ()
     """Block copies on the GPU (source, destination), for copy-on-write."""
     limited_by: str = "arrivals"
-    """Why nothing more was admitted: arrivals (nothing waits), max_num_seqs, token_budget, kv_blocks, batch, swapped."""
+    """Why no more was admitted: arrivals (nothing waits), max_num_seqs, token_budget, kv_blocks, batch, swapped."""
     lane: int = 0
 
     @property

@@ -79,7 +79,7 @@ class StopCalendar:
         finished: list[Finish] = []
         heap, due = self._heap, self._due
         if due and plan.decode is not _NONE:
-            if plan.decode is not _ALL:
+            if isinstance(plan.decode, tuple):
                 self._hold(plan.decode)
             self._steps = now = self._steps + steps
             while heap and heap[0][0] <= now:

@@ -33,6 +33,6 @@ def show(name: str) -> None:
 @click.argument("logs", nargs=-1, required=True, type=click.Path(dir_okay=False))
 def conform(logs: tuple[str, ...]) -> None:
     """Replay recorded decision LOGS step by step; exit 1 at any difference, which is printed in full."""
-    from policies.conformance import conform as check
+    from policies.conformance.replay import conform as check
 
     sys.exit(check(logs, click.echo))

@@ -28,8 +28,7 @@ class CostModel:
     """Seconds of steps, swaps and recomputations of one model on one card.
 
     It answers the three questions of ``policies.core.protocols.Services`` that are about time.
-    ``extrapolated_steps`` counts the steps booked outside the measured range; whoever books steps calls
-    ``book``.
+    ``largest_step`` says how far it was measured.
     """
 
     def __init__(self, file: CostFile, shape: ModelShape, card: Card, host: HostTerm = NO_HOST) -> None:
@@ -38,7 +37,6 @@ class CostModel:
         self.card = card
         self.host = host
         self.floor = floor_of(shape, card)
-        self.extrapolated_steps = 0
         layers = shape.layers
         self._linear: _Table[float] = _Table(lambda n: layers * file.linear.at(_positive(n)))
         self._decode: _Table[tuple[float, float]] = _Table(self._decode_at)
@@ -117,15 +115,11 @@ class CostModel:
         """Seconds of a step that only computes ``num_tokens`` again on top of ``context`` cached ones."""
         return self.step_time_s(num_tokens, 0, 0, 0, (Chunk(0, context, num_tokens, True),))
 
-    def book(self, steps: int, num_seqs: int, num_tokens: int, sum_context: int) -> None:
-        """Count ``steps`` as extrapolated if sequences, tokens or mean context exceed what was measured."""
+    @property
+    def largest_step(self) -> tuple[int, int, int]:
+        """Most tokens of a step, most decoding sequences, and longest mean context that were measured."""
         decode = self.file.decode
-        if (
-            num_tokens > self.file.linear.num_tokens[-1]
-            or num_seqs > decode.num_seqs[-1]
-            or sum_context > num_seqs * decode.max_context
-        ):
-            self.extrapolated_steps += steps
+        return int(self.file.linear.num_tokens[-1]), int(decode.num_seqs[-1]), int(decode.max_context)
 
     def parts(
         self, num_tokens: int, num_seqs: int, sum_context: int, max_context: int, chunks: Sequence[Chunk] = ()

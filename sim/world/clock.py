@@ -42,7 +42,7 @@ class Clock(simpy.Environment):
     def event_at(self, time_s: float, order: int, *callbacks: Callable[[Event], None]) -> Event:
         """An event that happens at ``time_s`` (not before now): for a process to yield, or to call back."""
         event = Timed(self, *callbacks)
-        heappush(self._queue, (time_s, order, next(self._eid), event))  # type: ignore[arg-type]
+        heappush(self._queue, (time_s, order, next(self._eid), event))  # type: ignore[misc]
         return event
 
     def is_last_of_now(self) -> bool:

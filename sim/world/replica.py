@@ -59,14 +59,16 @@ class Counts:
         self.plans = 0
         self.quiet_plans = 0
         self.quiet_steps = 0
+        self.swapped_out_bytes = 0
+        self.swapped_in_bytes = 0
 
 
 class Replica:
     """Drives one engine on the simulated clock.
 
     A quiet run is jumped over: one event at its end, which is where the policy's horizon, the next row that stops, or
-    the cost model's next knot ends it. What comes in meanwhile waits in the inbox for a step boundary, as it would for a
-    real engine; if it can matter, the jump is cut at the first boundary at or after it. Nothing is booked before it ends.
+    the cost model's next knot ends it. What comes in meanwhile waits in the inbox for a step boundary, as it would for
+    a real engine; if it can matter, the jump is cut at the first boundary at or after it. Nothing is booked ahead.
     """
 
     def __init__(
@@ -219,6 +221,10 @@ class Replica:
         """Queue a transfer on the link; returns when it is done."""
         link = self._link
         blocks = len(transfer.src)
+        if transfer.kind == "out":
+            self.counts.swapped_out_bytes += blocks * link.block_bytes
+        else:
+            self.counts.swapped_in_bytes += blocks * link.block_bytes
         took_s = self._costs.swap_time_s(blocks * link.block_bytes, blocks * link.pieces_per_block)
         self._link_free_s = done_s = max(now_s, self._link_free_s) + took_s
         if not transfer.blocking:

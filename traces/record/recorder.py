@@ -56,9 +56,9 @@ class Recorder:
         self._paused: set[RequestId] = set()
         self._last_emit_s = 0.0
         self._ordinal = 0
-        self._steps: list[list[Any]] = []
-        self._requests: list[tuple[Any, ...]] = []
-        self._stalls: list[tuple[float, int, str]] = []
+        self._steps: list[Any] = []
+        self._requests: list[Any] = []
+        self._stalls: list[Any] = []
         self._row: list[Any] = []
         self._run: QuietRun | None = None
         self._row_limit = ""
@@ -255,9 +255,10 @@ class Recorder:
             self._stragglers.pop(finish.id, None)
         if live.decoding:
             self._stop_decoding(live)
-        if self._at_batch_end and finish.num_output_tokens and finish.reason in ("stop", "length"):
-            live.first_token_s = now_s
-            if finish.num_output_tokens > 1:
+        if self._at_batch_end:
+            delivered = finish.num_output_tokens and finish.reason in ("stop", "length")
+            live.first_token_s = now_s if delivered else nan
+            if delivered and finish.num_output_tokens > 1:
                 self._stalls.append((0.0, finish.num_output_tokens - 1, "batch"))
         self._write(live, now_s, finish.reason, finish.num_output_tokens)
 
@@ -281,7 +282,7 @@ class Recorder:
         for live in self._live.values():
             if live.decoding:
                 self._stop_decoding(live)
-            elif not live.first_scheduled_s == live.first_scheduled_s:
+            elif live.first_scheduled_s != live.first_scheduled_s:
                 live.waited_s = now_s - live.waiting_since_s
             self._write(live, nan, "unfinished", live.output_tokens)
         self._live.clear()

@@ -19,7 +19,8 @@ class StepRow(NamedTuple):
 
     ``emitting`` decoding rows gain one token in each step (0 in a step that pauses them); ``chunk_emits`` requests gain
     one by completing their prompt. Tokens of the first step follow those at ``previous_emit_s`` for all emitting rows
-    except ``irregular`` of them, whose gaps come as stalls. ``num_seqs``, ``num_tokens`` and ``sum_context`` are those of the first step.
+    except ``irregular`` of them, whose gaps come as stalls. ``num_seqs``,
+    ``num_tokens`` and ``sum_context`` are those of the first step.
 
     ``free_blocks`` counts after the first step's blocks were booked; step i > 0 takes ``residues[(phase + i) %
     len(residues)]`` more. ``stored_tokens`` are cached tokens before the first step; each step adds ``emitting``
@@ -83,8 +84,8 @@ class RequestRow(NamedTuple):
 
 
 class Stall(NamedTuple):
-    """``num_gaps`` inter-token gaps that do not follow the row's ``previous_emit_s``: after a preemption, a pause, or the
-    first token. ``cause`` is decode (first gap after a prompt), preemption, swap, or batch
+    """``num_gaps`` inter-token gaps that do not follow the row's ``previous_emit_s``: after a preemption, a pause, or
+    the first token. ``cause`` is decode (first gap after a prompt), preemption, swap, or batch
     (gaps of 0 between tokens that were delivered together)."""
 
     gap_s: float

@@ -1,0 +1,195 @@
+"""``simulate``: one call from a configuration to a result."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from policies.catalog import Card, ModelShape, card, model
+from policies.core.engine import Engine
+from policies.core.errors import UserError
+from policies.core.protocols import Policy
+from policies.presets import EngineOptions, Parameters, build_policy, choose, resolve
+from sim.config import RunConfig, load_config
+from sim.costs.load import load_cost_model
+from sim.costs.model import CostModel
+from sim.costs.pool import kv_pool
+from sim.world.replica import SwapLink
+from sim.world.services import SimServices
+from sim.world.world import Outcome, Progress, World
+from traces.workload.source import Workload, build_source
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from traces.metrics.accumulate import RunMetrics
+    from traces.record.read import RunRecord
+
+
+class Result:
+    """What a run gave: ``summary`` (the content of summary.json), ``notices`` for the reader, ``metrics``, and the
+    record as pandas tables if a folder was written."""
+
+    def __init__(
+        self,
+        summary: dict[str, Any],
+        metrics: RunMetrics,
+        outcome: Outcome,
+        notices: tuple[str, ...],
+        folder: Path | None,
+    ) -> None:
+        self.summary = summary
+        self.metrics = metrics
+        self.status = outcome.status
+        self.message = outcome.message
+        self.notices = notices
+        self.folder = folder
+
+    @property
+    def record(self) -> RunRecord:
+        """Tables of the run folder. Raises UserError if none was written (``simulate(..., out=FOLDER)``)."""
+        from traces.record.read import read_run
+
+        if self.folder is None:
+            raise UserError("this run wrote no record; call simulate(..., out='FOLDER')")
+        return read_run(self.folder)
+
+    @property
+    def requests(self) -> pd.DataFrame:
+        """One row a request, columns of ``traces.record.schema.RequestRow``."""
+        return self.record.requests
+
+    @property
+    def steps(self) -> pd.DataFrame | None:
+        """One row a step or quiet run; None below ``record = "steps"``."""
+        return self.record.steps
+
+    def __repr__(self) -> str:
+        counts = self.summary["requests"]
+        return f"<Result {self.summary['preset']}: {self.status}, {counts['finished']} of {counts['offered']} finished>"
+
+
+def simulate(
+    config: RunConfig | str | None = None,
+    *,
+    out: str | Path | None = None,
+    overrides: Sequence[str] = (),
+    progress: Progress | None = None,
+    **flags: object,
+) -> Result:
+    """Run one simulation.
+
+    ``config`` is a RunConfig or the path of a RUN.toml; ``overrides`` are ``"section.key=value"`` strings and ``flags``
+    the keyword arguments of ``sim.config.load_config`` (trace, policy, model, hardware, ...). With ``out`` the record
+    goes into that folder: Parquet tables at the level of ``sim.record``, run.toml and summary.json.
+
+    Raises a UserError (ConfigError, TraceError, CatalogError, CostFileError) for input that cannot be run. A run that
+    the engine does not survive is a result with that ``status``.
+    """
+    if not isinstance(config, RunConfig):
+        config = load_config(config, overrides, **flags)
+    elif overrides or flags:
+        raise UserError("simulate: give a RunConfig, or a path with overrides and flags, not both")
+    return run_setup(prepare(config), out=out, progress=progress)
+
+
+class Setup(NamedTuple):
+    """Everything a run needs, checked and built."""
+
+    config: RunConfig
+    shape: ModelShape
+    card: Card
+    parameters: Parameters
+    costs: CostModel
+    services: SimServices
+    policy: Policy
+    options: EngineOptions
+    workload: Workload
+    notices: tuple[str, ...]
+
+
+def prepare(config: RunConfig) -> Setup:
+    """Look everything up and build the policy; every user error is raised here."""
+    shape, device = model(config.model.name), card(config.hardware.name)
+    chosen, custom = choose(config.engine.preset, config.engine.policy)
+    parameters = resolve(
+        chosen, config.engine.to_dict(), max_model_len=shape.max_model_len, card=device, custom=custom
+    )
+    costs = load_cost_model(shape, device, config.hardware.cost_model)
+    services = SimServices(costs)
+    workload = build_source(config.workload, parameters.max_model_len)
+    policy, options = build_policy(
+        parameters,
+        num_gpu_blocks=_num_gpu_blocks(config, shape, device, parameters),
+        kv_bytes_per_token=shape.kv_bytes_per_token,
+        pieces_per_block=shape.swap_pieces_per_block(),
+        services=services,
+    )
+    notices = (*workload.notices, *(() if chosen.host else ("no host term: steps last as long as the GPU works",)))
+    return Setup(config, shape, device, parameters, costs, services, policy, options, workload, notices)
+
+
+def _num_gpu_blocks(config: RunConfig, shape: ModelShape, device: Card, parameters: Parameters) -> int:
+    """As given, or what the card's memory holds."""
+    if config.engine.num_gpu_blocks is not None:
+        return config.engine.num_gpu_blocks
+    pool = kv_pool(
+        shape,
+        device,
+        max_num_batched_tokens=parameters.max_num_batched_tokens,
+        max_num_seqs=parameters.max_num_seqs,
+        block_size=parameters.pool_block_size,
+        utilization=0.9 if config.engine.gpu_memory_utilization is None else config.engine.gpu_memory_utilization,
+    )
+    return pool.num_gpu_blocks
+
+
+def run_setup(setup: Setup, *, out: str | Path | None = None, progress: Progress | None = None) -> Result:
+    """Run what ``prepare`` built, once."""
+    from sim.record import RunWriter
+
+    sim, policy = setup.config.sim, setup.policy
+    started_s = time.monotonic()
+    folder = None if out is None else _new_folder(Path(out))
+    writer = RunWriter(setup, folder)
+    engine = Engine(policy, observer=writer.observer, deliver_at_batch_end=setup.options.deliver_at_batch_end)
+    world = World(
+        engine,
+        setup.costs,
+        max_model_len=setup.parameters.max_model_len,
+        link=SwapLink(setup.shape.block_bytes(policy.kv.block_size), setup.shape.swap_pieces_per_block()),
+        skip_ahead=sim.skip_ahead and sim.record != "decisions",
+        reject_over_length=setup.workload.over_length == "reject",
+        progress=progress,
+    )
+    setup.services.lengths = world.clients.unanswered
+    loop_started_s = time.process_time()
+    with _no_garbage_collection():
+        outcome = world.run(setup.workload, writer, sim.max_time_s)
+    loop_cpu_s = time.process_time() - loop_started_s
+    summary, metrics, notices = writer.finish(outcome, loop_cpu_s, started_s)
+    return Result(summary, metrics, outcome, notices, folder)
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """The event loop makes no cycles that matter, and the collector would walk its records over and over."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _new_folder(folder: Path) -> Path:
+    """An empty folder for a record; a UserError if something is there already."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"--out {folder}: there is something already; name a new folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder

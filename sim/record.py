@@ -1,0 +1,172 @@
+"""Writes what a run leaves behind: sinks for its record while it runs, ``summary.json`` when it is over."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from policies.conformance.decisions import DecisionWriter, line_writer
+from policies.core.plan import Finish, StepPlan, StepResult
+from policies.core.protocols import StepObserver
+from policies.core.request import Request, Slo
+from sim.costs.floor import bound_output_tokens_per_s
+from sim.extrapolation import ExtrapolationSink
+from sim.summary import CostModelFacts, RunFacts, build_summary, to_json
+from sim.world.world import Outcome
+from traces.metrics.accumulate import MetricsSink, RunMetrics
+from traces.record.columns import Columns, TableSink
+from traces.record.recorder import Recorder
+
+if TYPE_CHECKING:
+    from sim.api import Setup
+
+
+class Tee:
+    """Tells several observers the same."""
+
+    def __init__(self, *observers: StepObserver) -> None:
+        self._observers = observers
+
+    def on_arrival(self, request: Request, now_s: float) -> None:
+        """A request was handed to the engine."""
+        for observer in self._observers:
+            observer.on_arrival(request, now_s)
+
+    def on_begin(self, plan: StepPlan, now_s: float, *, fresh: bool) -> None:
+        """A step is about to run."""
+        for observer in self._observers:
+            observer.on_begin(plan, now_s, fresh=fresh)
+
+    def on_step(self, plan: StepPlan, result: StepResult) -> None:
+        """Steps were run."""
+        for observer in self._observers:
+            observer.on_step(plan, result)
+
+    def on_finish(self, finish: Finish, now_s: float) -> None:
+        """A request ended."""
+        for observer in self._observers:
+            observer.on_finish(finish, now_s)
+
+
+class RunWriter:
+    """The observer of one run and its files. ``folder`` None writes none, and keeps only what the summary needs."""
+
+    def __init__(self, setup: Setup, folder: Path | None) -> None:
+        self._setup, self._folder = setup, folder
+        record = setup.config.sim.record
+        kv, delivery = setup.policy.kv, setup.parameters.delivery
+        self._metrics = MetricsSink(
+            max_num_seqs=setup.parameters.max_num_seqs,
+            num_gpu_blocks=kv.num_blocks,
+            block_size=kv.block_size,
+            delivery=delivery,
+        )
+        self._extrapolated = ExtrapolationSink(setup.costs)
+        self._recorder = Recorder(
+            setup.policy,
+            [Columns(self._metrics, self._extrapolated, *self._parquet(record))],
+            block_bytes=setup.shape.block_bytes(kv.block_size),
+            keep_segments=record in ("tokens", "decisions"),
+            deliver_at_batch_end=delivery == "batch_end",
+        )
+        self.observer: StepObserver = self._recorder
+        self._decisions: DecisionWriter | None = None
+        self._stream: TextIO | None = None
+        if record == "decisions" and folder is not None:
+            self._stream = (folder / "decisions.jsonl").open("w", encoding="utf-8")
+            self._decisions = DecisionWriter(
+                setup.policy, line_writer(self._stream), config=_log_config(setup)
+            )
+            self.observer = Tee(self._recorder, self._decisions)
+
+    def _parquet(self, record: str) -> Sequence[TableSink]:
+        if self._folder is None:
+            return ()
+        from traces.record.parquet import ParquetSink
+
+        return (ParquetSink(self._folder, "tokens" if record == "decisions" else record),)
+
+    def close(self, now_s: float) -> None:
+        """The run is over at ``now_s``."""
+        self._recorder.close(now_s)
+        if self._decisions is not None:
+            self._decisions.close()
+        if self._stream is not None:
+            self._stream.close()
+
+    def finish(
+        self, outcome: Outcome, loop_cpu_s: float, started_s: float
+    ) -> tuple[dict[str, Any], RunMetrics, tuple[str, ...]]:
+        """The summary, the metrics behind it, and what a reader should be told; writes the folder's text files."""
+        setup = self._setup
+        slo = setup.config.slo
+        metrics = self._metrics.result(Slo(slo.ttft_s, slo.itl_s, slo.tpot_s, slo.e2e_s))
+        facts = self._facts(outcome, metrics, loop_cpu_s, started_s)
+        summary = build_summary(facts, metrics)
+        if self._folder is not None:
+            (self._folder / "run.toml").write_text(setup.config.to_toml(), encoding="utf-8")
+            (self._folder / "summary.json").write_text(to_json(summary), encoding="utf-8")
+        return summary, metrics, facts.notes
+
+    def _facts(
+        self, outcome: Outcome, metrics: RunMetrics, loop_cpu_s: float, started_s: float
+    ) -> RunFacts:
+        setup, counts = self._setup, outcome.counts
+        kv, costs, parameters = setup.policy.kv, setup.costs, setup.parameters
+        message = (outcome.message,) if outcome.message else ()
+        return RunFacts(
+            preset=parameters.preset.name,
+            policy=type(setup.policy).__name__,
+            model=setup.shape.name,
+            hardware=setup.card.name,
+            config=setup.config.to_dict() | {"parameters": dict(parameters.values)},
+            num_gpu_blocks=kv.num_gpu_blocks,
+            block_size=kv.block_size,
+            cost_model=CostModelFacts(
+                costs.name, costs.version, costs.file.held_out["step"], self._extrapolated.steps
+            ),
+            delivery=parameters.delivery,
+            cpu_s=loop_cpu_s,
+            wall_s=time.monotonic() - started_s,
+            status=outcome.status,
+            prefix_caching=kv.prefix_cache is not None,
+            swap_exhausted=getattr(setup.policy, "swap_exhausted", 0),
+            swapped_out_bytes=counts.swapped_out_bytes,
+            swapped_in_bytes=counts.swapped_in_bytes,
+            decode_only_steps=counts.quiet_steps,
+            plans=counts.quiet_plans,
+            bound_output_tokens_per_s=self._bound(metrics),
+            notes=(*message, *setup.notices),
+        )
+
+    def _bound(self, metrics: RunMetrics) -> float | None:
+        """Output tokens a second that the hardware allows for this mix of lengths; None without output."""
+        made = metrics.throughput
+        if not made.output_tokens or not metrics.mean_context_tokens:
+            return None
+        kv = self._setup.policy.kv
+        return bound_output_tokens_per_s(
+            self._setup.shape,
+            self._setup.card,
+            mean_context_tokens=metrics.mean_context_tokens,
+            prompt_tokens_per_output_token=made.prompt_tokens / made.output_tokens,
+            pool_tokens=kv.num_blocks * kv.block_size,
+            max_num_seqs=self._setup.parameters.max_num_seqs,
+        )
+
+
+def _log_config(setup: Setup) -> dict[str, object]:
+    """First line of a decision log: the settings under the names of the recorded logs."""
+    kv, preset = setup.policy.kv, setup.parameters.preset
+    return {
+        "scenario": "simulated",
+        "system": preset.system,
+        "version": preset.version,
+        "preset": preset.name,
+        "num_blocks": kv.num_gpu_blocks,
+        "num_cpu_blocks": kv.cpu_pool.num_blocks,
+        **dict(setup.parameters.values),
+        "block_size": kv.block_size,
+    }
