@@ -120,6 +120,40 @@ def test_the_real_engine_hangs_on_a_half_prefilled_victim() -> None:
     )
 
 
+ALONE_IN_A_FULL_POOL = """
+    +A 10/2
+    0 | A:4@0 | 0 | - | A | - | -
+"""
+
+
+def test_a_prompt_that_fills_the_pool_is_let_through() -> None:
+    # Its third block has room, so A asks for one more block that it will not take.
+    check(
+        chunked(3, budget=4),
+        ALONE_IN_A_FULL_POOL
+        + """
+        1 | A:4@4 | 0 | - | A | - | -
+        2 | A:2@8* | 0 | - | A | - | -
+        3 | - | 3 | A | - | - | preempted A      # a decode asks too, but computing it again makes a token
+        4 | A:4@0 | 0 | - | A | - | -
+        5 | A:4@4 | 0 | - | A | - | -
+        6 | A:3@8* | 0 | - | - | - | done A
+        """,
+    )
+
+
+def test_the_real_engine_starts_it_over_for_ever() -> None:
+    check(
+        chunked(3, budget=4, faithful=True),
+        ALONE_IN_A_FULL_POOL
+        + """
+        1 | - | 3 | A | - | - | preempted A
+        2 | A:4@0 | 0 | - | A | - | -
+        3 | Stuck
+        """,
+    )
+
+
 def test_rows_left_out_move_to_the_front() -> None:
     policy = chunked(20, budget=3)
     check(

@@ -14,7 +14,7 @@ class Engine:
     """One replica's scheduler loop, without the loop.
 
     A driver calls ``add`` and ``abort`` between steps, then ``plan``; it runs the plan and calls ``complete``. In a
-    quiet run it may book steps ahead with ``skip`` before ``complete``, and go on with ``carry_on`` in place of ``plan``.
+    quiet run it may book steps ahead with ``skip`` before ``complete``, and go on with ``carry_on`` instead of ``plan``.
     Requests that ended, in the order their clients learn of it, come back from ``complete``, ``plan`` (through
     ``ended``) and ``abort``.
 

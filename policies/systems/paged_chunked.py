@@ -10,13 +10,17 @@ from collections import deque
 from collections.abc import Sequence
 from itertools import islice
 
+from policies.core.errors import Stuck
 from policies.core.plan import BatchRow, Chunk, Idle, StepPlan
+from policies.core.request import RequestId
 from policies.core.rows import Row
 from policies.systems.paged import Paged
 
 
 class PagedChunked(Paged):
     """vLLM V0's scheduler with ``enable_chunked_prefill``; parameters as of ``Paged``."""
+
+    _gave_way: set[RequestId]
 
     def _least_token_budget(self) -> int:
         return 1
@@ -46,9 +50,10 @@ class PagedChunked(Paged):
         self._requeue()
         if left_out or self._resumed or self._chunks_resumed:
             self._reorder(left_out)
-        return self._make_step(
-            decode=True, chunks=[*self._chunks_new, *self._chunks_running, *self._chunks_resumed]
-        )
+        chunks = [*self._chunks_new, *self._chunks_running, *self._chunks_resumed]
+        if self._gave_way and (self.decode.rows or any(chunk.emits for chunk in chunks)):
+            self._gave_way.clear()
+        return self._make_step(decode=True, chunks=chunks)
 
     def _is_easy(self) -> bool:
         return len(self.decode.rows) <= self.max_num_batched_tokens and super()._is_easy()
@@ -96,15 +101,28 @@ class PagedChunked(Paged):
                     self._num_seqs += 1
             elif self._make_room(row, self._touched(row), tail):
                 self._continue(row)
+            elif not self.running and not self.swapped:
+                self._gives_way_to_itself(row)
         for row in tail:
             if row.is_decoding:
                 self.pause(row)
         return tail
 
     def _touched(self, row: Row) -> int:
-        """Free blocks a partial row asks for, although it holds those of its whole prompt: none if that fills
-        them."""
+        """Free blocks a partial row asks for, although it holds those of its whole prompt.
+
+        One, unless the prompt fills its blocks. Alone in a full pool the row would give way to itself and start
+        over for ever, so there it asks for none.
+        """
+        if len(self.running) == 1 and not self.faithful:
+            return 0
         return int(row.num_tokens % self.kv.block_size > 0)
+
+    def _gives_way_to_itself(self, row: Row) -> None:
+        """Twice without a token in between means that the real engine computes the same chunks for ever."""
+        if row.id in self._gave_way:
+            raise Stuck(f"request {row.id} gives way to itself before its last chunk and starts over for ever")
+        self._gave_way.add(row.id)
 
     def _continue(self, row: Row) -> None:
         rest = row.num_tokens - row.num_computed_tokens

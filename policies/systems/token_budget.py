@@ -195,7 +195,7 @@ class TokenBudget(BatchingPolicy):
         """A request alone in the pool needs more than all of it: the real engine starts it over for ever."""
         if self.faithful:
             if self._restarted == row.id:
-                raise Stuck(f"request {row.id} needs more than all {self.kv.num_blocks} KV blocks, starts over for ever")
+                raise Stuck(f"request {row.id} outgrows all {self.kv.num_blocks} KV blocks, starts over for ever")
             self._restarted = row.id
             self._preempt(row)
             return

@@ -33,6 +33,8 @@ def show(name: str) -> None:
 @click.argument("logs", nargs=-1, required=True, type=click.Path(dir_okay=False))
 def conform(logs: tuple[str, ...]) -> None:
     """Replay recorded decision LOGS step by step; exit 1 at any difference, which is printed in full."""
+    from pathlib import Path
+
     from policies.conformance.replay import conform as check
 
-    sys.exit(check(logs, click.echo))
+    sys.exit(check([Path(log) for log in logs], click.echo))
