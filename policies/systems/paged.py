@@ -70,6 +70,7 @@ class Paged(BatchingPolicy):
         self.swap_exhausted = 0
         self._services = services
         self._half_prefilled: set[RequestId] = set()
+        self._gave_way: set[RequestId] = set()
         self._check_settings()
         self._begin()
 
@@ -78,13 +79,9 @@ class Paged(BatchingPolicy):
             modes = ", ".join(PREEMPTION_MODES)
             raise ConfigError(f"preemption_mode is '{self.preemption_mode}'; it must be one of {modes}")
         if self.preemption_mode == "auto" and (self._services is None or self.block_bytes <= 0):
-            raise ConfigError(
-                "preemption_mode 'auto' needs a cost model and block_bytes > 0 to compare costs"
-            )
+            raise ConfigError("preemption_mode 'auto' needs a cost model and block_bytes > 0 to compare costs")
         if self.kv.prefix_cache is not None:
-            raise ConfigError(
-                "enable_prefix_caching is not modelled for vLLM V0; switch it off or use vllm-0.11"
-            )
+            raise ConfigError("enable_prefix_caching is not modelled for vLLM V0; switch it off or use vllm-0.11")
         least = self._least_token_budget()
         if self.max_num_batched_tokens < least:
             raise ConfigError(
@@ -297,9 +294,7 @@ class Paged(BatchingPolicy):
         if as_real:
             # The rows already walked are in none of the real engine's queues when it raises.
             self.running = {row.id: row for row in self._unwalked}
-            raise EngineDied(
-                f"no CPU swap space for request {row.id}; raise swap_space or preempt by recompute"
-            )
+            raise EngineDied(f"no CPU swap space for request {row.id}; raise swap_space or preempt by recompute")
         self.swap_exhausted += 1
         return "recompute"
 

@@ -12,15 +12,12 @@ from itertools import islice
 
 from policies.core.errors import Stuck
 from policies.core.plan import BatchRow, Chunk, Idle, StepPlan
-from policies.core.request import RequestId
 from policies.core.rows import Row
 from policies.systems.paged import Paged
 
 
 class PagedChunked(Paged):
     """vLLM V0's scheduler with ``enable_chunked_prefill``; parameters as of ``Paged``."""
-
-    _gave_way: set[RequestId]
 
     def _least_token_budget(self) -> int:
         return 1
