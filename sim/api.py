@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import gc
+import signal
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,10 +18,11 @@ from policies.presets import EngineOptions, Parameters, build_policy, choose, re
 from sim.config import RunConfig, load_config
 from sim.costs.load import load_cost_model
 from sim.costs.model import CostModel
-from sim.costs.pool import kv_pool
+from sim.costs.pool import check_fits, kv_pool
+from sim.runs import check_new, make_new
 from sim.world.replica import SwapLink
 from sim.world.services import SimServices
-from sim.world.world import Outcome, Progress, World
+from sim.world.world import Progress, World
 from traces.workload.source import Workload, build_source
 
 if TYPE_CHECKING:
@@ -32,20 +34,24 @@ if TYPE_CHECKING:
 
 class Result:
     """What a run gave: ``summary`` (the content of summary.json), ``notices`` for the reader, ``metrics``, and the
-    record as pandas tables if a folder was written."""
+    record as pandas tables if a folder was written.
+
+    ``status`` is that of the summary; ``message`` says in a line why a run did not complete, or that no request could
+    be served.
+    """
 
     def __init__(
         self,
         summary: dict[str, Any],
         metrics: RunMetrics,
-        outcome: Outcome,
+        message: str,
         notices: tuple[str, ...],
         folder: Path | None,
     ) -> None:
         self.summary = summary
         self.metrics = metrics
-        self.status = outcome.status
-        self.message = outcome.message
+        self.status: str = summary["status"]
+        self.message = message
         self.notices = notices
         self.folder = folder
 
@@ -67,6 +73,14 @@ class Result:
     def steps(self) -> pd.DataFrame | None:
         """One row a step or quiet run; None below ``record = "steps"``."""
         return self.record.steps
+
+    @property
+    def exit_code(self) -> int:
+        """What ``batchscope run`` exits with: 0 completed, 2 no request could be served, 3 the engine died or is
+        stuck, 130 interrupted."""
+        if self.status == "completed":
+            return 2 if self.message else 0
+        return 130 if self.status == "interrupted" else 3
 
     def __repr__(self) -> str:
         counts = self.summary["requests"]
@@ -94,6 +108,8 @@ def simulate(
         config = load_config(config, overrides, **flags)
     elif overrides or flags:
         raise UserError("simulate: give a RunConfig, or a path with overrides and flags, not both")
+    if out is not None:
+        check_new(Path(out))
     return run_setup(prepare(config), out=out, progress=progress)
 
 
@@ -119,12 +135,13 @@ def prepare(config: RunConfig) -> Setup:
     parameters = resolve(
         chosen, config.engine.to_dict(), max_model_len=shape.max_model_len, card=device, custom=custom
     )
+    num_gpu_blocks = _num_gpu_blocks(config, shape, device, parameters)
     costs = load_cost_model(shape, device, config.hardware.cost_model)
     services = SimServices(costs)
     workload = build_source(config.workload, parameters.max_model_len)
     policy, options = build_policy(
         parameters,
-        num_gpu_blocks=_num_gpu_blocks(config, shape, device, parameters),
+        num_gpu_blocks=num_gpu_blocks,
         kv_bytes_per_token=shape.kv_bytes_per_token,
         pieces_per_block=shape.swap_pieces_per_block(),
         services=services,
@@ -136,6 +153,7 @@ def prepare(config: RunConfig) -> Setup:
 def _num_gpu_blocks(config: RunConfig, shape: ModelShape, device: Card, parameters: Parameters) -> int:
     """As given, or what the card's memory holds."""
     if config.engine.num_gpu_blocks is not None:
+        check_fits(shape, device, config.engine.num_gpu_blocks, parameters.pool_block_size)
         return config.engine.num_gpu_blocks
     pool = kv_pool(
         shape,
@@ -148,13 +166,19 @@ def _num_gpu_blocks(config: RunConfig, shape: ModelShape, device: Card, paramete
     return pool.num_gpu_blocks
 
 
-def run_setup(setup: Setup, *, out: str | Path | None = None, progress: Progress | None = None) -> Result:
-    """Run what ``prepare`` built, once."""
+def run_setup(
+    setup: Setup, *, out: str | Path | None = None, progress: Progress | None = None, interruptible: bool = False
+) -> Result:
+    """Run what ``prepare`` built, once.
+
+    ``interruptible``: the first SIGINT ends the run at its next step boundary, with status ``interrupted`` and a
+    summary of what ran; for the main thread of a command.
+    """
     from sim.record import RunWriter
 
     sim, policy = setup.config.sim, setup.policy
     started_s = time.monotonic()
-    folder = None if out is None else _new_folder(Path(out))
+    folder = None if out is None else make_new(Path(out))
     writer = RunWriter(setup, folder)
     engine = Engine(policy, observer=writer.observer, deliver_at_batch_end=setup.options.deliver_at_batch_end)
     world = World(
@@ -168,11 +192,11 @@ def run_setup(setup: Setup, *, out: str | Path | None = None, progress: Progress
     )
     setup.services.lengths = world.clients.unanswered
     loop_started_s = time.process_time()
-    with _no_garbage_collection():
+    with _no_garbage_collection(), _interrupts(world) if interruptible else nullcontext():
         outcome = world.run(setup.workload, writer, sim.max_time_s)
     loop_cpu_s = time.process_time() - loop_started_s
-    summary, metrics, notices = writer.finish(outcome, loop_cpu_s, started_s)
-    return Result(summary, metrics, outcome, notices, folder)
+    summary, metrics, message, notices = writer.finish(outcome, loop_cpu_s, started_s)
+    return Result(summary, metrics, message, notices, folder)
 
 
 @contextmanager
@@ -187,9 +211,16 @@ def _no_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _new_folder(folder: Path) -> Path:
-    """An empty folder for a record; a UserError if something is there already."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"--out {folder}: there is something already; name a new folder")
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
+@contextmanager
+def _interrupts(world: World) -> Iterator[None]:
+    """The first SIGINT stops the world, the second one is a KeyboardInterrupt as ever."""
+
+    def stop(number: int, frame: object) -> None:
+        signal.signal(signal.SIGINT, before)
+        world.interrupt()
+
+    before = signal.signal(signal.SIGINT, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import TextIO
+from typing import Self, TextIO
 
 _FIRST_S = 1.0
 
 
 class ProgressLine:
-    """Says on ``stream`` how far a run is, from its first second on. ``total`` requests are expected."""
+    """Says on ``stream`` how far a run is, from its first second on. ``total`` requests are expected.
+
+    A context manager: at the end, whatever it is, the line is cleared from a terminal.
+    """
 
     def __init__(self, total: int, label: str = "", stream: TextIO | None = None) -> None:
         self._total = total
@@ -23,15 +26,15 @@ class ProgressLine:
         self._shown = False
 
     def __call__(self, simulated_s: float, ended: int) -> None:
-        """``ended`` requests have ended by ``simulated_s`` of simulated time."""
+        """``ended`` requests, one or more, have ended by ``simulated_s`` of simulated time."""
         now_s = time.monotonic()
         if now_s < self._next_s:
             return
         self._next_s = now_s + self._every_s
         took_s = now_s - self._started_s
-        left_s = took_s * (self._total - ended) / ended if ended else 0.0
+        left_s = took_s * (self._total - ended) / ended
         text = f"{self._label}{ended:,} of {self._total:,} requests, {simulated_s:,.0f} s simulated"
-        text += f", {left_s:.0f} s left"
+        text += f", about {left_s:.0f} s left"
         if self._is_terminal:
             self._stream.write(f"\r\x1b[K{text}")
             self._shown = True
@@ -39,8 +42,10 @@ class ProgressLine:
             self._stream.write(f"{text}\n")
         self._stream.flush()
 
-    def close(self) -> None:
-        """Clear the line."""
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
         if self._shown:
             self._stream.write("\r\x1b[K")
             self._stream.flush()

@@ -98,24 +98,43 @@ class RunWriter:
 
     def finish(
         self, outcome: Outcome, loop_cpu_s: float, started_s: float
-    ) -> tuple[dict[str, Any], RunMetrics, tuple[str, ...]]:
-        """The summary, the metrics behind it, and what a reader should be told; writes the folder's text files."""
+    ) -> tuple[dict[str, Any], RunMetrics, str, tuple[str, ...]]:
+        """The summary, the metrics behind it, why the run is no success (else ""), and what a reader should be told;
+        writes the folder's text files."""
         setup = self._setup
         slo = setup.config.slo
         metrics = self._metrics.result(Slo(slo.ttft_s, slo.itl_s, slo.tpot_s, slo.e2e_s))
-        facts = self._facts(outcome, metrics, loop_cpu_s, started_s)
+        message = outcome.message or self._unserved(metrics)
+        notices = (*((message,) if message else ()), *setup.notices)
+        facts = self._facts(outcome, metrics, loop_cpu_s, started_s, notices)
         summary = build_summary(facts, metrics)
         if self._folder is not None:
             (self._folder / "run.toml").write_text(setup.config.to_toml(), encoding="utf-8")
             (self._folder / "summary.json").write_text(to_json(summary), encoding="utf-8")
-        return summary, metrics, facts.notes
+        return summary, metrics, message, setup.notices
+
+    def _unserved(self, metrics: RunMetrics) -> str:
+        """Says so where every request was refused or did not fit; else ""."""
+        counts, kv = metrics.counts, self._setup.policy.kv
+        if not metrics.offered or counts["rejected"] + counts["failed"] < metrics.offered:
+            return ""
+        reasons = ", ".join(f"{name} {count:,}" for name, count in metrics.reasons.items())
+        length, tokens = self._setup.parameters.max_model_len, kv.num_blocks * kv.block_size
+        return (
+            f"no request at all could be served ({reasons}); give requests that fit engine.max_model_len = {length} "
+            f"and a KV pool of {tokens:,} tokens, or raise these"
+        )
 
     def _facts(
-        self, outcome: Outcome, metrics: RunMetrics, loop_cpu_s: float, started_s: float
+        self,
+        outcome: Outcome,
+        metrics: RunMetrics,
+        loop_cpu_s: float,
+        started_s: float,
+        notes: tuple[str, ...],
     ) -> RunFacts:
         setup, counts = self._setup, outcome.counts
         kv, costs, parameters = setup.policy.kv, setup.costs, setup.parameters
-        message = (outcome.message,) if outcome.message else ()
         return RunFacts(
             preset=parameters.preset.name,
             policy=type(setup.policy).__name__,
@@ -125,7 +144,7 @@ class RunWriter:
             num_gpu_blocks=kv.num_gpu_blocks,
             block_size=kv.block_size,
             cost_model=CostModelFacts(
-                costs.name, costs.version, costs.file.held_out["step"], self._extrapolated.steps
+                costs.name, costs.version, costs.file.held_out.get("step"), self._extrapolated.steps
             ),
             delivery=parameters.delivery,
             cpu_s=loop_cpu_s,
@@ -138,7 +157,7 @@ class RunWriter:
             decode_only_steps=counts.quiet_steps,
             plans=counts.quiet_plans,
             bound_output_tokens_per_s=self._bound(metrics),
-            notes=(*message, *setup.notices),
+            notes=notes,
         )
 
     def _bound(self, metrics: RunMetrics) -> float | None:

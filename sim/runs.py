@@ -1,10 +1,11 @@
-"""Where runs go when nobody says: ``runs/PRESET-N`` below the current folder."""
+"""Folders of runs: where they go when nobody says (``runs/PRESET-N``), and that none is written over."""
 
 from __future__ import annotations
 
 from itertools import count
 from pathlib import Path
 
+from policies.core.errors import UserError
 from sim.config import RunConfig
 
 RUNS = Path("runs")
@@ -16,3 +17,30 @@ def next_folder(config: RunConfig) -> Path:
     if config.engine.policy is not None:
         name = config.engine.policy.rpartition(":")[2]
     return next(folder for number in count(1) if not (folder := RUNS / f"{name}-{number}").exists())
+
+
+def check_new(folder: Path) -> None:
+    """Raise a UserError unless ``folder`` does not exist or is empty; creates nothing."""
+    try:
+        if not folder.exists():
+            return
+        if not folder.is_dir():
+            raise UserError(f"--out {folder}: is a file; name a new folder")
+        if any(folder.iterdir()):
+            raise UserError(f"--out {folder}: the folder is not empty; name a new one")
+    except OSError as error:
+        raise _unusable(folder, error) from None
+
+
+def make_new(folder: Path) -> Path:
+    """Create an empty folder for a record, with the folders above it. Raises a UserError."""
+    check_new(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _unusable(folder, error) from None
+    return folder
+
+
+def _unusable(folder: Path, error: OSError) -> UserError:
+    return UserError(f"--out {folder}: cannot be created ({error.strerror}); name a folder that you may write")

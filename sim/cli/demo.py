@@ -28,9 +28,8 @@ def demo(as_json: bool) -> None:
     results = []
     for name in _PRESETS:
         setup = prepare(load_config(None, _WORKLOAD, preset=name))
-        progress = ProgressLine(setup.workload.num_requests, label=name)
-        results.append(run_setup(setup, progress=progress))
-        progress.close()
+        with ProgressLine(setup.workload.num_requests, label=name) as progress:
+            results.append(run_setup(setup, progress=progress))
     summaries = [result.summary for result in results]
     if as_json:
         click.echo(json.dumps(summaries, indent=2, allow_nan=False))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import click
 
+from sim.cli.group import verb_group
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+
+@verb_group()
 def hardware() -> None:
     """List cards; print every term of one card's costs and KV pool."""
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import click
 
 from policies.core.errors import BatchscopeError
+from sim.cli.group import VerbGroup
 
 
 class Verb(NamedTuple):
@@ -27,7 +28,7 @@ VERBS = {
 }
 
 
-class LazyGroup(click.Group):
+class LazyGroup(VerbGroup):
     """A group whose commands are imported when called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -49,32 +50,64 @@ class LazyGroup(click.Group):
             formatter.write_dl([(name, verb.summary) for name, verb in VERBS.items()])
 
 
+def _print_version(ctx: click.Context, option: click.Parameter, wanted: bool) -> None:
+    if not wanted:
+        return
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        found = f"version {version('batchscope')}"
+    except PackageNotFoundError:
+        found = "not installed, running from a checkout"
+    click.echo(f"batchscope, {found}")
+    ctx.exit()
+
+
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="batchscope", prog_name="batchscope")
+@click.option("--version", is_flag=True, expose_value=False, is_eager=True, callback=_print_version, help="Show it.")
 def cli() -> None:
     """Run one LLM scheduling policy in a simulator and see what it does to latency, throughput and memory."""
 
 
 def main() -> None:
-    """Entry point: errors made on purpose end in one line, with their exit code."""
+    """Entry point: errors made on purpose end in one line, with their exit code; others keep their traceback."""
     _check_packages()
     try:
-        cli(standalone_mode=False)
+        cli(prog_name="batchscope", standalone_mode=False)
     except BatchscopeError as error:
-        click.echo(f"batchscope: {error}", err=True)
-        sys.exit(error.exit_code)
+        _end(f"batchscope: {error}", error.exit_code)
     except click.ClickException as error:
-        error.show()
-        sys.exit(2)
+        _end(_usage(error), 2)
     except (click.Abort, KeyboardInterrupt):
-        click.echo("batchscope: interrupted", err=True)
-        sys.exit(130)
+        _end("batchscope: interrupted", 130)
     except BrokenPipeError:
-        sys.stderr.close()
-        sys.exit(0)
+        _close_quietly()
     except OSError as error:
-        click.echo(f"batchscope: {error.strerror}: {error.filename}", err=True)
-        sys.exit(2)
+        where = f"{error.filename}: " if error.filename else ""
+        _end(f"batchscope: {where}{error.strerror or error}; check the path, its rights and the room on its disk", 2)
+
+
+def _end(line: str, exit_code: int) -> None:
+    click.echo(line, err=True)
+    sys.exit(exit_code)
+
+
+def _usage(error: click.ClickException) -> str:
+    """A usage error in one line; a group that was called without a command says what there is."""
+    message = error.format_message()
+    if message.startswith("Usage:"):
+        return message
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    command = context.command_path if context else "batchscope"
+    return f"batchscope: {' '.join(message.split()).rstrip('.')}; see '{command} --help'"
+
+
+def _close_quietly() -> None:
+    """Whoever read our output went away: say nothing, not even when the interpreter flushes its streams."""
+    import os
+
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(0)
 
 
 def _check_packages() -> None:
@@ -87,12 +120,11 @@ def _check_packages() -> None:
         spec = find_spec(name)
         if spec is None or spec.origin is None or Path(spec.origin).resolve().parents[1] != home:
             where = "is missing" if spec is None else f"comes from {spec.origin}"
-            click.echo(
+            _end(
                 f"batchscope: package '{name}' {where}, not from {home}; another distribution owns that name: "
                 "install batchscope in a virtual environment of its own",
-                err=True,
+                2,
             )
-            sys.exit(2)
 
 
 if __name__ == "__main__":

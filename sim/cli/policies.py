@@ -6,8 +6,10 @@ import sys
 
 import click
 
+from sim.cli.group import verb_group
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+
+@verb_group()
 def policies() -> None:
     """List and explain presets; check decisions against recorded logs."""
 

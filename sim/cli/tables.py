@@ -90,6 +90,7 @@ def run_table(result: Result) -> str:
     summary = result.summary
     lines = [
         f"{summary['preset']}, {summary['model']} on {summary['hardware']} ({summary['side']})",
+        *([] if summary["status"] == "completed" else [f"status: {summary['status']}"]),
         _requests(summary),
         *_reasons(summary),
         "",

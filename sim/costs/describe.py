@@ -42,7 +42,8 @@ def describe_hardware(
 ) -> str:
     """The pool, the floor, the cost model and the swap break-even of ``shape`` on ``card``, every term named.
 
-    What the pair does not have (no room for KV, no cost file) is said in its place.
+    What the pair does not have (no room for KV, no shipped cost file) is said in its place; a cost file that was named
+    and cannot be used is a CostFileError.
     """
     lines = [
         f"{shape.name} on {card.name} ({card.title})",
@@ -67,6 +68,8 @@ def describe_hardware(
     try:
         lines += _cost_lines(load_cost_model(shape, card, cost_model), block_size)
     except CostFileError as error:
+        if cost_model != "calibrated":
+            raise
         lines += ["", f"cost model: none. {error}"]
     return "\n".join(lines)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import NamedTuple, Protocol
 
 from policies.core.engine import Engine
@@ -48,7 +49,7 @@ class World:
         skip_ahead: bool = True,
         reject_over_length: bool = False,
         progress: Progress | None = None,
-        progress_every: int = 1_000,
+        progress_every: int = 250,
     ) -> None:
         self.clock = Clock()
         self.replica = Replica(
@@ -57,9 +58,10 @@ class World:
         self.clients = Clients(
             self.clock, self.replica, max_model_len=max_model_len, reject_over_length=reject_over_length
         )
+        self._interrupted = False
         self._ended = 0
         self._progress = progress
-        self._progress_every = progress_every
+        self._progress_every = self._progress_next = progress_every
 
     def run(self, workload: Workload, recorder: RecordWriter, max_time_s: float | None = None) -> Outcome:
         """Send the whole workload and return when the last request ended, or at the first step boundary at or after
@@ -70,7 +72,7 @@ class World:
                 self.clock,
                 self.clients,
                 rows,
-                concurrency=workload.concurrency,
+                concurrency=min(workload.concurrency, workload.num_requests),
                 think_time_s=workload.think_time_s,
             )
         else:
@@ -83,13 +85,22 @@ class World:
         except RunError as error:
             status, message = error.status, str(error)
         end_s = self.replica.last_boundary_s
+        if self._interrupted:
+            status, message = "interrupted", f"stopped at {end_s:.1f} s of simulated time; what ran until then counts"
         recorder.close(end_s)
         return Outcome(status, message, end_s, self.clients.offered, self.replica.counts)
+
+    def interrupt(self) -> None:
+        """End at the next step boundary, with status ``interrupted``; a signal handler may call this."""
+        self._interrupted = True
+        next_s = self.clock.peek()
+        if next_s < inf:
+            self.clock.event_at(next_s, At.STOP, lambda event: self.replica.stop())
 
     def _on_end(self, finished: Sequence[Finish], now_s: float) -> None:
         for finish in finished:
             self.clients.answer(finish, now_s)
         self._ended += len(finished)
-        if self._progress is not None and self._ended >= self._progress_every:
+        if self._progress is not None and self._ended >= self._progress_next:
+            self._progress_next = self._ended + self._progress_every
             self._progress(now_s, self._ended)
-            self._progress_every += max(1_000, self._progress_every)
