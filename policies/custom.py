@@ -67,10 +67,13 @@ def _import_file(file: str, where: str) -> ModuleType:
 def _line_of(error: Exception, file: str) -> str:
     """``", line N"``: the last line of the file itself that led to the error."""
     import traceback
+    from pathlib import Path
 
     if isinstance(error, SyntaxError):
         return f", line {error.lineno}"
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+    home = Path(file).resolve()
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if Path(frame.filename).resolve() == home]
     return f", line {lines[-1]}" if lines else ""
 
 

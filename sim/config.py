@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 from policies.core.errors import ConfigError, closest
 from sim.config_keys import Section, boolean, choice, impossible, key, number, table_of, text, whole
-from sim.config_toml import parse_override, read_toml, toml_document
+from sim.config_toml import parse_overrides, read_toml, toml_document
 from traces.workload.lengths import Exponential, Fixed, LengthLaw, Uniform, law_table, parse_law
 from traces.workload.limits import MaxTokensRule, check_rule
 from traces.workload.spec import OverLength
@@ -19,7 +19,8 @@ GENERATORS = ("poisson", "gamma", "constant", "closed-loop")
 RECORDS = ("requests", "steps", "tokens", "decisions")
 
 _positive = number(above=0)
-_not_negative = number(at_least=0)
+_rate = number(at_least=1e-6, at_most=1e9)  # a double of simulated seconds keeps parts of a step beyond these
+_pause = number(at_least=0, at_most=1e9)
 _count = whole(1)
 _seed = whole(0)
 
@@ -39,15 +40,15 @@ class WorkloadConfig(Section):
     generator: Literal["poisson", "gamma", "constant", "closed-loop"] | None = key(
         choice(*GENERATORS), default=None
     )
-    rate_per_s: float | None = key(_positive, default=None)
-    cv: float | None = key(_positive, default=None)
+    rate_per_s: float | None = key(_rate, default=None)
+    cv: float | None = key(number(at_least=1e-3, at_most=1e6), default=None)
     num_requests: int | None = key(_count, default=None)
     prompt: LengthLaw | None = key(parse_law, default=None)
     output: LengthLaw | None = key(parse_law, default=None)
-    rate_scale: float = key(_positive, default=1.0)
+    rate_scale: float = key(_rate, default=1.0)
     limit: int | None = key(_count, default=None)
     concurrency: int | None = key(_count, default=None)
-    think_time_s: float = key(_not_negative, default=0.0)
+    think_time_s: float = key(_pause, default=0.0)
     max_tokens: MaxTokensRule = key(check_rule, default=None)
     abort_after_s: float | None = key(_positive, default=None)
     over_length: OverLength = key(choice("cut", "reject"), default="cut")
@@ -105,7 +106,7 @@ class EngineConfig(Section):
     block_size: int | None = key(_count, default=None)
     num_gpu_blocks: int | None = key(_count, default=None)
     gpu_memory_utilization: float | None = key(number(above=0, at_most=1), default=None)
-    swap_space_bytes: int | None = key(whole(0), default=None)
+    swap_space_bytes: int | None = key(whole(0, at_most=1 << 42), default=None)
     preemption_mode: Literal["recompute", "swap", "auto"] | None = key(
         choice("recompute", "swap", "auto"), default=None
     )
@@ -200,8 +201,9 @@ def load_config(path: str | None = None, overrides: Sequence[str] = (), **flags:
     """The configuration of a run: the file, over it ``flags`` (see FLAGS; None: not given), over it
     ``overrides``.
 
-    ``overrides`` are ``"section.key=value"`` with a TOML value or a bare word. A trace given outside the file
-    replaces the file's generator with its parameters, and the other way round. Raises ConfigError.
+    ``overrides`` are ``"section.key=value"`` with a TOML value or a bare word, each key once. A trace given
+    outside the file replaces the file's generator with its parameters, and the other way round. Raises
+    ConfigError.
     """
     in_file = read_toml(path) if path else {}
     _check_sections(in_file)
@@ -211,8 +213,8 @@ def load_config(path: str | None = None, overrides: Sequence[str] = (), **flags:
         if value is not None:
             _put(given, FLAGS[name].split("."), value)
     _name_preset(given.get("engine", {}))
-    for override in overrides:
-        _put(given, *parse_override(override))
+    for path_, value in parse_overrides(overrides):
+        _put(given, path_, value)
     _replace_source(tables.get("workload", {}), given.get("workload", {}))
     for name, table in given.items():
         tables[name] = _merged(tables.get(name, {}), table)

@@ -104,12 +104,18 @@ def boolean(value: object, where: str) -> bool:
     return value
 
 
-def whole(at_least: int) -> Check:
-    """A whole number of at least ``at_least``."""
+def whole(at_least: int, at_most: int | None = None) -> Check:
+    """A whole number of at least ``at_least``, and of at most ``at_most`` if that is given."""
+    most = "" if at_most is None else f" and of at most {at_most}"
 
     def check(value: object, where: str) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
-            raise impossible(where, value, f"give a whole number of at least {at_least}")
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int)
+            or value < at_least
+            or (at_most is not None and value > at_most)
+        ):
+            raise impossible(where, value, f"give a whole number of at least {at_least}{most}")
         return value
 
     return check

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from policies.core.errors import ConfigError
 
@@ -18,7 +18,7 @@ def toml_value(value: object) -> str:
         return f"{{{inner}}}"
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(toml_value, value))}]"
-    return repr(value)
+    return repr(value) if isinstance(value, int | float) else str(value)
 
 
 def toml_document(tables: Mapping[str, Mapping[str, object]]) -> str:
@@ -39,11 +39,24 @@ def read_toml(path: str) -> dict[str, object]:
     try:
         return tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path}: not valid TOML: {str(error).splitlines()[0]}") from None
+        remedy = "mend it" if path.endswith(".toml") else "give a RUN.toml (a trace goes to --trace)"
+        raise ConfigError(f"{path}: not valid TOML: {str(error).splitlines()[0]}; {remedy}") from None
     except UnicodeDecodeError:
         raise ConfigError(f"{path}: not a text file in UTF-8; give a RUN.toml") from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror}); give the path of a RUN.toml") from None
+
+
+def parse_overrides(overrides: Sequence[str]) -> Iterator[tuple[list[str], object]]:
+    """Path of keys and value of each ``section.key=value``; raises ConfigError, also for a key that comes twice."""
+    seen: set[str] = set()
+    for override in overrides:
+        path, value = parse_override(override)
+        name = ".".join(path)
+        if name in seen:
+            raise ConfigError(f"--set {name}: given twice; leave one out")
+        seen.add(name)
+        yield path, value
 
 
 def parse_override(override: str) -> tuple[list[str], object]:

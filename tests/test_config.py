@@ -168,7 +168,10 @@ POSITIVE = "give a whole number of at least 1"
         ("engine.max_num_seqs=true", f"engine.max_num_seqs = true: {POSITIVE}"),
         ("engine.max_num_seqs=2.5", f"engine.max_num_seqs = 2.5: {POSITIVE}"),
         ("engine.block_size.x=3", f"engine.block_size = {{x = 3}}: {POSITIVE}"),
-        ("engine.swap_space_bytes=-1", "engine.swap_space_bytes = -1: give a whole number of at least 0"),
+        (
+            "engine.swap_space_bytes=-1",
+            "engine.swap_space_bytes = -1: give a whole number of at least 0 and of at most 4398046511104",
+        ),
         (
             "engine.gpu_memory_utilization=1.5",
             "engine.gpu_memory_utilization = 1.5: give a number above 0 and of at most 1",
@@ -186,7 +189,7 @@ POSITIVE = "give a whole number of at least 1"
         ("sim.max_time_s=nan", "sim.max_time_s = nan: give a number above 0"),
         ("sim.max_time_s=inf", "sim.max_time_s = inf: give a number above 0"),
         ("slo.ttft_s=0", "slo.ttft_s = 0: give a number above 0"),
-        ("workload.rate_scale=-2", "workload.rate_scale = -2: give a number above 0"),
+        ("workload.rate_scale=-2", "workload.rate_scale = -2: give a number of at least 1e-06 and of at most 1e+09"),
         ("workload.concurrency=0", f"workload.concurrency = 0: {POSITIVE}"),
         ("workload.seed=-1", "workload.seed = -1: give a whole number of at least 0"),
         ("workload.cv=2", "workload.cv = 2: a trace has no use for it; leave it out"),
@@ -219,7 +222,7 @@ def test_bad_overrides(override: str, expected: str) -> None:
             'workload.generator = "poison": give one of poisson, gamma, constant, closed-loop; '
             "did you mean 'poisson'?",
         ),
-        ({"rate_per_s": -1}, "workload.rate_per_s = -1: give a number above 0"),
+        ({"rate_per_s": -1}, "workload.rate_per_s = -1: give a number of at least 1e-06 and of at most 1e+09"),
         ({"rate_per_s": None}, "workload.rate_per_s is missing: generator = 'poisson' needs it"),
         ({"num_requests": None}, "workload.num_requests is missing: generator = 'poisson' needs it"),
         ({"prompt": None}, "workload.prompt is missing: generator = 'poisson' needs it"),
@@ -275,7 +278,7 @@ def test_bad_toml_says_where(tmp_path: Path) -> None:
         load_config(str(path))
     # What stands between is the parser's and differs between Python versions.
     assert str(error.value).startswith(f"{path}: not valid TOML: ")
-    assert str(error.value).endswith("(at line 2, column 9)")
+    assert str(error.value).endswith("(at line 2, column 9); mend it")
 
 
 def test_a_section_that_is_no_table(tmp_path: Path) -> None:

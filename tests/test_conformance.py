@@ -217,7 +217,7 @@ def test_files_that_are_no_logs(tmp_path: Path) -> None:
         replay(path)
     path = tmp_path / "bad.jsonl.gz"
     path.write_bytes(b"not gzip")
-    with pytest.raises(LogError, match=r"bad.jsonl.gz: cannot be read"):
+    with pytest.raises(LogError, match=r"bad.jsonl.gz: not a gzip file"):
         replay(path)
 
 

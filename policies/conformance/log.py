@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -117,12 +118,18 @@ def _objects(path: Path) -> Iterator[tuple[str, Object]]:
                 try:
                     line = json.loads(text)
                 except ValueError as error:
-                    raise LogError(f"{where}: not a JSON object ({error})") from None
+                    raise LogError(f"{where}: not a JSON object ({error}); give a decision log") from None
                 if not isinstance(line, dict):
                     raise LogError(f"{where}: a JSON object is expected, not {type(line).__name__}")
                 yield where, line
-    except (OSError, EOFError, UnicodeDecodeError) as error:
-        raise LogError(f"{path}: cannot be read as a decision log ({error})") from None
+    except gzip.BadGzipFile:
+        raise LogError(f"{path}: not a gzip file, as its name says; rename it or fetch it again") from None
+    except OSError as error:
+        raise LogError(f"{path}: cannot be read ({error.strerror}); give the path of a decision log") from None
+    except (EOFError, zlib.error):
+        raise LogError(f"{path}: the gzip file is cut off or damaged; fetch it again") from None
+    except UnicodeDecodeError:
+        raise LogError(f"{path}: not a text file in UTF-8; give a decision log, JSON lines, plain or gzip") from None
 
 
 def _value(line: Object, key: str, kind: type[_T], where: str, default: _T | None = None) -> _T:

@@ -32,7 +32,7 @@ def show(name: str) -> None:
 
 
 @policies.command("conform")
-@click.argument("logs", nargs=-1, required=True, type=click.Path(dir_okay=False))
+@click.argument("logs", nargs=-1, required=True, metavar="LOG...")
 def conform(logs: tuple[str, ...]) -> None:
     """Replay recorded decision LOGS step by step; exit 1 at any difference, which is printed in full."""
     from pathlib import Path

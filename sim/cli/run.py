@@ -10,7 +10,7 @@ import click
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("config", required=False)
 @click.option("--trace", metavar="FILE", help="Trace file (CSV, JSONL, Azure; .gz too).")
-@click.option("--policy", metavar="NAME", help="Preset (batchscope policies list) or FILE.py:CLASS.  [default: vllm-0.11]")
+@click.option("--policy", metavar="NAME", help="A preset (policies list) or FILE.py:CLASS.  [default: vllm-0.11]")
 @click.option("--model", metavar="NAME", help="Model of the catalog.  [default: llama-2-7b]")
 @click.option("--hardware", metavar="NAME", help="Card of the catalog.  [default: a100-80gb]")
 @click.option("--out", metavar="FOLDER", help="New folder for the record.  [default: runs/PRESET-N]")

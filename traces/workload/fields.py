@@ -12,15 +12,20 @@ from sys import intern
 from policies.core.request import Segments
 from traces.workload.lengths import MAX_TOKENS
 
+MAX_SECONDS = 1e10
+"""The latest time. A double keeps a microsecond up to here, and clocks that count from 1970 stay well below."""
+
 Converter = Callable[[object], object]
 """Takes a text (CSV) or a JSON value; an optional field may get ``""`` or None for none."""
 
 
 def seconds(value: object) -> float:
-    """A time from the start, at least 0."""
+    """A time, at least 0: from the start, or of a clock that counts seconds."""
     number = _number(value, "seconds")
     if number < 0:
         raise ValueError("is negative; times start at 0 seconds")
+    if number > MAX_SECONDS:
+        raise ValueError(f"is above {MAX_SECONDS:g} seconds; give seconds, not parts of them")
     return number
 
 

@@ -8,7 +8,7 @@ and column to blame, or finds that all is well (blank lines, ``12.0`` for 12) an
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from math import isfinite
+from math import isnan
 from typing import NamedTuple, cast
 
 from policies.core.errors import TraceError
@@ -187,7 +187,7 @@ def _seconds(values: Sequence[object]) -> list[float]:
     if not set(map(type, values)) <= {str, int, float}:
         raise ValueError
     times = list(map(float, cast("Sequence[str]", values)))
-    if min(times) < 0 or not isfinite(sum(times)):  # the sum of any nan is nan
+    if min(times) < 0 or not max(times) <= fields.MAX_SECONDS or isnan(sum(times)):  # the sum of any nan is nan
         raise ValueError
     return times
 
