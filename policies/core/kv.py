@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from policies.core.errors import ContractError
 from policies.core.plan import Blocks, Transfer
@@ -31,10 +31,9 @@ class KvManager:
         first = 1 if null_block else 0
         self.block_size = block_size
         self.num_gpu_blocks = num_gpu_blocks
-        self.pool = BlockPool(num_gpu_blocks - first, first)
-        self.cpu_pool = BlockPool(num_cpu_blocks)
         self.prefix_cache = PrefixCache() if enable_prefix_caching else None
-        self._hashed: Collection[int] = () if self.prefix_cache is None else self.prefix_cache.hash_of
+        self.pool = BlockPool(num_gpu_blocks - first, first, self.prefix_cache)
+        self.cpu_pool = BlockPool(num_cpu_blocks)
         self.tables: dict[RequestId, list[int]] = {}
         self.cpu_tables: dict[RequestId, list[int]] = {}
         self.in_transit: dict[int, Transfer] = {}
@@ -61,16 +60,16 @@ class KvManager:
         """New table of ``num_blocks`` blocks that starts with the cached blocks ``hits``; returns all its blocks."""
         if hits:
             self._share(hits)
-            table = [*hits, *self.take(num_blocks - len(hits))]
+            table = [*hits, *self.pool.take(num_blocks - len(hits))]
             self._num_cached[request_id] = len(hits)
         else:
-            table = self.take(num_blocks)
+            table = self.pool.take(num_blocks)
         self.tables[request_id] = table
         return tuple(table)
 
     def extend(self, request_id: RequestId, count: int) -> Blocks:
         """Append ``count`` new blocks to a table; returns them."""
-        new = self.take(count)
+        new = self.pool.take(count)
         self.tables[request_id] += new
         return tuple(new)
 
@@ -79,16 +78,6 @@ class KvManager:
         table = self.tables.pop(request_id)
         table.reverse()
         self._release(request_id, table)
-
-    def take(self, count: int) -> list[int]:
-        """``count`` free blocks, for tables of this manager; what they held is forgotten."""
-        pool = self.pool
-        if count > pool.num_free:
-            raise ContractError(f"{count} KV blocks asked for, {pool.num_free} free")
-        blocks = pool.take(count)
-        if self._hashed and self.prefix_cache is not None:
-            self.prefix_cache.evict(blocks)
-        return blocks
 
     def _release(self, request_id: RequestId, blocks: Sequence[int]) -> None:
         cache = self.prefix_cache
@@ -151,7 +140,7 @@ class KvManager:
     def swap_in(self, request_id: RequestId, *, blocking: bool = True) -> Transfer:
         """Move a table back to the GPU; its CPU blocks are free at once, or when a non-blocking transfer is done."""
         src = self.cpu_tables.pop(request_id)
-        dst = self.take(len(src))
+        dst = self.pool.take(len(src))
         self.tables[request_id] = dst
         transfer = Transfer(self._next_key(), request_id, "in", tuple(src), tuple(dst), blocking)
         if blocking:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from policies.core.errors import ContractError
+from policies.core.prefix import PrefixCache
+
 _COMPACT_AT = 4096
 
 
@@ -12,30 +15,38 @@ class BlockPool:
 
     A list with a head index instead of a linked list: taking and giving back are slices, so that reserving thousands of
     blocks costs no more than a handful. A block taken out of the middle (a prefix hit) leaves a stale entry behind that
-    is passed over when it reaches the head. It always stands before the block's next entry.
+    is passed over when it reaches the head. It always stands before the block's next entry. ``cache`` knows what free
+    blocks still hold, and is told when they are handed out.
     """
 
-    __slots__ = ("_head", "_queue", "_stale", "num_blocks", "num_free")
+    __slots__ = ("_cache", "_head", "_named", "_queue", "_stale", "num_blocks", "num_free")
 
-    def __init__(self, num_blocks: int, first: int = 0) -> None:
+    def __init__(self, num_blocks: int, first: int = 0, cache: PrefixCache | None = None) -> None:
         self.num_blocks = num_blocks
         self.num_free = num_blocks
+        self._cache = cache
+        self._named = cache.hash_of if cache is not None else {}
         self._queue = list(range(first, first + num_blocks))
         self._head = 0
         self._stale: dict[int, int] = {}
 
     def take(self, count: int) -> list[int]:
-        """``count`` blocks from the head; the caller has checked that ``num_free`` suffices."""
-        self.num_free -= count
+        """``count`` blocks from the head; what they held is forgotten. Raises ContractError if fewer are free."""
+        num_free = self.num_free - count
+        if num_free < 0:
+            raise ContractError(f"{count} KV blocks asked for, {self.num_free} free")
+        self.num_free = num_free
         if self._stale:
             taken = [self._next() for _ in range(count)]
         else:
             head = self._head
-            self._head = head + count
-            taken = self._queue[head : head + count]
+            self._head = end = head + count
+            taken = self._queue[head:end]
         if self._head > _COMPACT_AT:
             del self._queue[: self._head]
             self._head = 0
+        if self._named and self._cache is not None:
+            self._cache.evict(taken)
         return taken
 
     def _next(self) -> int:

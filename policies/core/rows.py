@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable
+from itertools import chain
 
 from policies.core.kv import KvManager
 from policies.core.plan import Grant
 from policies.core.prefix import Content
 from policies.core.request import Request, RequestId
 
-_append = list.append
+_flat = chain.from_iterable
+_append, _tables = list.append, dict.values
 
 
 class Row:
@@ -31,8 +32,7 @@ class Row:
     def __init__(self, request: Request) -> None:
         self.request = request
         self.id = request.id
-        self.prompt_tokens = request.prompt_tokens
-        self.num_tokens = request.prompt_tokens
+        self.prompt_tokens = self.num_tokens = request.prompt_tokens
 
 
 class DecodeSet:
@@ -54,7 +54,7 @@ class DecodeSet:
         self.sizes = [0] * size
         self._kv = kv
         self._size = size
-        self._buckets: list[dict[RequestId, list[int]]] = [{} for _ in range(self._size)]
+        self._buckets: list[dict[RequestId, list[int]]] = [{} for _ in range(size)]
         self._hashed: dict[RequestId, Row] = {}
         self._granted = 0
         self._last_order = -1
@@ -67,18 +67,20 @@ class DecodeSet:
     def join(self, row: Row) -> None:
         """Let a row decode from the next step on; all its tokens but the last have KV."""
         rows = self.rows
-        if not rows:
-            self._last_order, self._in_order, self._max_offset, self._max_is_known = -1, True, 0, True
-        offset = row.offset = row.num_tokens - self.steps
+        num_tokens = row.num_tokens
+        row.offset = offset = num_tokens - self.steps
         row.is_decoding = True
-        rows[row.id] = row
-        self.sum_context += row.num_tokens - 1
-        if offset > self._max_offset or len(rows) == 1:
+        if not rows:
+            self._last_order, self._in_order, self._max_offset, self._max_is_known = -1, True, offset, True
+        elif offset > self._max_offset:
             self._max_offset = offset
-        if self._size:
-            row.table = self._kv.tables[row.id]
-            residue = (1 - offset) % self._size
-            self._buckets[residue][row.id] = row.table
+        rows[row.id] = row
+        self.sum_context += num_tokens - 1
+        size = self._size
+        if size:
+            row.table = table = self._kv.tables[row.id]
+            residue = (1 - offset) % size
+            self._buckets[residue][row.id] = table
             self.sizes[residue] += 1
             if row.order < self._last_order:
                 self._in_order = False
@@ -90,15 +92,16 @@ class DecodeSet:
     def leave(self, row: Row) -> None:
         """Take a row out; its counts are exact again."""
         offset = row.offset
-        row.num_tokens = offset + self.steps
-        row.num_computed_tokens = row.num_tokens - 1
+        row.num_tokens = num_tokens = offset + self.steps
+        row.num_computed_tokens = num_tokens - 1
         row.is_decoding = False
         del self.rows[row.id]
-        self.sum_context -= row.num_tokens - 1
+        self.sum_context -= num_tokens - 1
         if offset == self._max_offset:
             self._max_is_known = False
-        if self._size:
-            residue = (1 - offset) % self._size
+        size = self._size
+        if size:
+            residue = (1 - offset) % size
             del self._buckets[residue][row.id]
             self.sizes[residue] -= 1
             if row.content is not None and self._hashed.pop(row.id, None) is not None:
@@ -112,10 +115,12 @@ class DecodeSet:
     @property
     def max_context(self) -> int:
         """Largest number of cached tokens of a row before the next step; 0 without rows."""
+        if not self.rows:
+            return 0
         if not self._max_is_known:
-            self._max_offset = max([row.offset for row in self.rows.values()], default=0)
+            self._max_offset = max([row.offset for row in self.rows.values()])
             self._max_is_known = True
-        return self._max_offset + self.steps - 1 if self.rows else 0
+        return self._max_offset + self.steps - 1
 
     # -- steps -------------------------------------------------------------------------------------------------------
 
@@ -130,44 +135,46 @@ class DecodeSet:
 
     def grant(self) -> list[Grant]:
         """Give each row that needs a block in the next step one, in running order."""
-        step = self.steps
-        self._granted = step + 1
-        return self._grant(step, step + 1) if self._size else []
+        self._granted = self.steps
+        return self.skip(1)
 
     def granted_elsewhere(self) -> None:
         """The policy has given the blocks of the next step itself, row by row."""
         self._granted = self.steps + 1
 
     def skip(self, steps: int) -> list[Grant]:
-        """Blocks of ``steps`` steps after those granted so far, in step order."""
-        start = self._granted
-        self._granted = start + steps
-        return self._grant(start, start + steps) if self._size else []
+        """Blocks of ``steps`` steps after those granted so far, in step order and in running order within a step.
 
-    def _grant(self, start: int, end: int) -> list[Grant]:
-        """Blocks of steps ``start`` to ``end - 1``, in step order and in running order within a step."""
-        size, buckets = self._size, self._buckets
-        ids: list[RequestId] = []
-        tables: list[list[int]] = []
-        for step in range(start, end):
-            bucket = buckets[step % size]
-            if bucket:
-                if not self._in_order:
-                    bucket = self._sorted(bucket)
-                ids += bucket
-                tables += bucket.values()
-        if not ids:
+        All loops over steps and rows are in C: this is the one place that is visited for every block of a run.
+        """
+        size = self._size
+        first = self._granted
+        self._granted = first + steps
+        if not size:
             return []
-        blocks = self._kv.take(len(ids))
-        deque(map(_append, tables, blocks), 0)
+        buckets = self._upcoming(first % size, steps)
+        ids = list(_flat(buckets))
+        if not ids:
+            return ids
+        blocks = self._kv.pool.take(len(ids))
+        any(map(_append, _flat(map(_tables, buckets)), blocks))  # append returns None, so this goes through all
         if self._hashed:
             self._cache(ids, growing=1)
         return list(zip(ids, zip(blocks)))  # noqa: B905  (equal lengths by construction; strict costs time here)
 
+    def _upcoming(self, residue: int, steps: int) -> list[dict[RequestId, list[int]]]:
+        """The buckets of that many steps in turn, the first at ``residue``."""
+        buckets = self._buckets
+        if not self._in_order:
+            buckets = [self._sorted(bucket) if len(bucket) > 1 else bucket for bucket in buckets]
+        end = residue + steps
+        if end > self._size:
+            buckets = buckets * -(-end // self._size)
+        return buckets[residue:end]
+
     def _sorted(self, bucket: dict[RequestId, list[int]]) -> dict[RequestId, list[int]]:
         rows = self.rows
         return {key: bucket[key] for key in sorted(bucket, key=lambda key: rows[key].order)}
-
     def _cache(self, bucket: Iterable[RequestId], *, growing: int) -> None:
         """Enter all blocks of the hashed rows of a bucket, except the last ``growing`` ones."""
         for request_id in bucket:
