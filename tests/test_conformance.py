@@ -23,6 +23,10 @@ from policies.systems.paged import Paged
 
 GOLDEN = Path(__file__).parent / "golden"
 STEPS = {
+    "sarathi_chunk_tight.96f9911": 557,
+    "sarathi_ft.96f9911": 260,
+    "sarathi_orca.96f9911": 205,
+    "sarathi_vllm_tight.96f9911": 399,
     "v0_chunked_tight.0.6.3.post1": 490,
     "v0_default.0.6.3.post1": 155,
     "v0_recompute.0.6.3.post1": 551,
@@ -32,6 +36,8 @@ STEPS = {
     "v1_chunked.0.11.2": 197,
     "v1_prefix.0.11.2": 153,
     "v1_tight.0.11.2": 563,
+    "vidur_sarathi_tight.7d47513": 438,
+    "vidur_vllm_tight.7d47513": 476,
 }
 Edit = Callable[[list[dict[str, Any]]], object]
 

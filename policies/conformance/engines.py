@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, NamedTuple, cast, get_args
 
 from policies.conformance.log import DecisionLog
 from policies.core.errors import ConfigError, LogError, closest
@@ -11,33 +11,65 @@ from policies.core.kv import KvManager
 from policies.core.protocols import Policy
 from policies.systems.paged import PREEMPTION_MODES, Paged
 from policies.systems.paged_chunked import PagedChunked
+from policies.systems.sarathi import Sarathi, Scheduler
 from policies.systems.token_budget import TokenBudget
+from policies.systems.vidur import Vidur
 
 _LABELS = ("type", "schema", "scenario", "system", "engine", "version", "commit", "policy")
-_SIZES = ("block_size", "num_blocks", "max_num_seqs", "max_num_batched_tokens", "max_model_len")
+_VLLM = ("block_size", "num_blocks", "max_num_seqs", "max_num_batched_tokens", "max_model_len")
 _V1 = ("enable_chunked_prefill", "enable_prefix_caching", "long_prefill_token_threshold")
 _V0 = ("enable_chunked_prefill", "watermark", "num_cpu_blocks", "preemption_mode")
+_SARATHI = ("block_size", "num_blocks", "max_num_seqs", "max_model_len")
+_DYNAMIC = ("low_chunk_size", "high_chunk_size", "chunk_schedule_max_tokens", "chunk_schedule_stages")
+_SARATHI_TOO = ("chunk_size", "max_batched_tokens", "enable_dynamic_chunking_schedule", *_DYNAMIC)
+_VIDUR = ("block_size", "num_blocks", "batch_size_cap", "max_tokens")
+_VIDUR_TOO = ("chunk_size", "max_tokens_in_batch", "watermark")
+
+
+class _Engine(NamedTuple):
+    """How an engine's logs are read: settings of at least 1, further ones, scheduling policies, the builder, and
+    the setting that limits a request's length."""
+
+    sizes: tuple[str, ...]
+    settings: tuple[str, ...]
+    policies: tuple[str, ...]
+    build: Callable[[DecisionLog], Policy]
+    longest: str = "max_model_len"
 
 
 def build_policy(log: DecisionLog) -> Policy:
     """The policy of a log; LogError names a system, version or setting that is not modelled."""
-    key = " ".join(log.setting(part, str) for part in ("system", "engine", "version"))
+    key = _key(log)
     if key not in _ENGINES:
         raise LogError(f"{log.path}:1: '{key}' is not modelled; known are {', '.join(_ENGINES)}")
-    settings, build = _ENGINES[key]
-    known = (*_LABELS, *_SIZES, *settings)
+    engine = _ENGINES[key]
+    known = (*_LABELS, *engine.sizes, *engine.settings)
     for name in log.config:
         if name not in known:
             raise LogError(f"{log.path}:1: setting '{name}' is not modelled for {key}{closest(name, known)}")
-    for name in _SIZES:
+    for name in engine.sizes:
         if log.setting(name, int) < 1:
             raise LogError(f"{log.path}:1: '{name}' must be at least 1")
-    if log.setting("policy", str, "fcfs") != "fcfs":
-        raise LogError(f"{log.path}:1: policy '{log.config['policy']}' is not modelled for {key}; fcfs is")
+    policy = log.setting("policy", str, engine.policies[0])
+    if policy not in engine.policies:
+        modelled = ", ".join(engine.policies)
+        raise LogError(f"{log.path}:1: policy '{policy}' is not modelled for {key}; known: {modelled}")
     try:
-        return build(log)
+        return engine.build(log)
     except ConfigError as error:
         raise LogError(f"{log.path}:1: {error}") from None
+
+
+def max_model_len(log: DecisionLog) -> int:
+    """Most tokens of one request in the engine of a log that ``build_policy`` took."""
+    return log.setting(_ENGINES[_key(log)].longest, int)
+
+
+def _key(log: DecisionLog) -> str:
+    """System, engine if it has several, and version or the start of the commit."""
+    system, engine = log.setting("system", str), log.setting("engine", str, "")
+    version = log.setting("version", str, "") or log.setting("commit", str, "")[:7]
+    return " ".join(filter(None, (system, engine, version)))
 
 
 def _vllm_v1(log: DecisionLog) -> Policy:
@@ -88,7 +120,51 @@ def _preemption_mode(log: DecisionLog) -> Literal["recompute", "swap"]:
     return "swap" if mode == "swap" else "recompute"
 
 
-_ENGINES: dict[str, tuple[tuple[str, ...], Callable[[DecisionLog], Policy]]] = {
-    "vllm v1 0.11.2": (_V1, _vllm_v1),
-    "vllm v0 0.6.3.post1": (_V0, _vllm_v0),
+def _sarathi(log: DecisionLog) -> Policy:
+    """Sarathi-Serve; the watermark, 1 % of the blocks, is no setting of it."""
+    scheduler = log.setting("policy", str, "sarathi")
+    tokens = stages = low = max_tokens = 0
+    if scheduler in ("sarathi", "simple_chunking"):
+        dynamic = log.setting("enable_dynamic_chunking_schedule", bool, False)
+        tokens = log.setting("high_chunk_size" if dynamic else "chunk_size", int)
+        if dynamic:
+            low = log.setting("low_chunk_size", int)
+            max_tokens = log.setting("chunk_schedule_max_tokens", int)
+            stages = log.setting("chunk_schedule_stages", int)
+    elif scheduler == "vllm":
+        longest = log.setting("max_model_len", int)
+        tokens = min(log.setting("max_batched_tokens", int, longest), longest)
+    return Sarathi(
+        KvManager(log.setting("num_blocks", int), log.setting("block_size", int)),
+        max_num_seqs=log.setting("max_num_seqs", int),
+        max_model_len=log.setting("max_model_len", int),
+        scheduler=cast(Scheduler, scheduler),
+        max_num_batched_tokens=tokens,
+        low_chunk_size=low,
+        chunk_schedule_max_tokens=max_tokens,
+        chunk_schedule_stages=stages,
+        faithful=True,
+    )
+
+
+def _vidur(log: DecisionLog) -> Policy:
+    """Vidur, one pipeline stage."""
+    scheduler = log.setting("policy", str, "sarathi")
+    budget = {"sarathi": "chunk_size", "vllm": "max_tokens_in_batch"}.get(scheduler)
+    return Vidur(
+        KvManager(log.setting("num_blocks", int), log.setting("block_size", int)),
+        max_num_seqs=log.setting("batch_size_cap", int),
+        max_model_len=log.setting("max_tokens", int),
+        scheduler=cast(Literal["sarathi", "vllm", "orca"], scheduler),
+        max_num_batched_tokens=log.setting(budget, int) if budget else 0,
+        watermark=log.setting("watermark", float, 0.01),
+        faithful=True,
+    )
+
+
+_ENGINES: dict[str, _Engine] = {
+    "vllm v1 0.11.2": _Engine(_VLLM, _V1, ("fcfs",), _vllm_v1),
+    "vllm v0 0.6.3.post1": _Engine(_VLLM, _V0, ("fcfs",), _vllm_v0),
+    "sarathi-serve 96f9911": _Engine(_SARATHI, _SARATHI_TOO, get_args(Scheduler), _sarathi),
+    "vidur 7d47513": _Engine(_VIDUR, _VIDUR_TOO, ("sarathi", "vllm", "orca"), _vidur, "max_tokens"),
 }

@@ -29,7 +29,19 @@ FIELDS_V0 = (
 )
 """The same for engine v0, whose block ids are informative."""
 
+FIELDS_VIDUR = (
+    *("sched", "tokens", "new", "resumed", "preempted", "free_after_schedule"),
+    *("finished", "waiting", "running", "free"),
+)
+"""The same for Vidur, which has no blocks of its own, only numbers of them."""
+
+FIELDS_SARATHI = (*FIELDS_VIDUR, "ignored")
+"""The same for Sarathi-Serve."""
+
+_FIELDS = {"v1": FIELDS_V1, "v0": FIELDS_V0, "sarathi-serve": FIELDS_SARATHI, "vidur": FIELDS_VIDUR}
+
 END_FIELDS = ("preemptions", "swap_outs", "unfinished")
+_END_DEFAULTS = {"swap_outs": 0}
 
 
 class LoggedRequest(NamedTuple):
@@ -61,7 +73,7 @@ class DecisionLog(NamedTuple):
     @property
     def fields(self) -> tuple[str, ...]:
         """Step fields to compare."""
-        return FIELDS_V1 if self.config["engine"] == "v1" else FIELDS_V0
+        return _FIELDS[_family(self.config)]
 
     def setting(self, key: str, kind: type[_T], default: _T | None = None) -> _T:
         """A setting of the config line; LogError if it is missing (without default) or of another type."""
@@ -85,7 +97,7 @@ def read_log(path: Path) -> DecisionLog:
         elif kind == "step":
             steps.append(_checked_step(line, where, config))
         elif kind == "end":
-            end = {key: _value(line, key, int, where) for key in END_FIELDS}
+            end = {key: _value(line, key, int, where, _END_DEFAULTS.get(key)) for key in END_FIELDS}
         else:
             raise LogError(f"{where}: unknown line type '{kind}'; expected request, step or end")
     if config is None or end is None:
@@ -147,22 +159,27 @@ def _value(line: Object, key: str, kind: type[_T], where: str, default: _T | Non
 _KINDS = {int: "an integer", str: "a string", bool: "true or false", float: "a number", list: "a list"}
 
 
+def _family(config: Object) -> str:
+    """What decides the fields of a step: the system where it is one of those that have one engine."""
+    system = config.get("system")
+    return str(system if system in _FIELDS else config["engine"])
+
+
 def _checked_config(line: Object, where: str) -> Object:
-    engine = _value(line, "engine", str, where)
-    if engine not in ("v0", "v1"):
-        raise LogError(f"{where}: unknown engine '{engine}'; v0 and v1 are known")
+    if line.get("system") not in _FIELDS:
+        engine = _value(line, "engine", str, where)
+        if engine not in ("v0", "v1"):
+            raise LogError(f"{where}: unknown engine '{engine}'; v0 and v1 are known")
     return line
 
 
 def _checked_step(line: Object, where: str, config: Object | None) -> Object:
     _value(line, "t", int, where)
     _value(line, "arrived", list, where)
-    fields = FIELDS_V1 if config is not None and config["engine"] == "v1" else FIELDS_V0
-    for field in fields:
+    family = "" if config is None else _family(config)
+    for field in _FIELDS.get(family, ()):
         if "error" not in line and field not in line:
-            raise LogError(
-                f"{where}: a step of engine {config and config['engine']} needs the field '{field}'"
-            )
+            raise LogError(f"{where}: a step of {family} needs the field '{field}'")
     return line
 
 

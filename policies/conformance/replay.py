@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from policies.conformance.decisions import DecisionWriter, Line
-from policies.conformance.engines import build_policy
+from policies.conformance.engines import build_policy, max_model_len
 from policies.conformance.log import END_FIELDS, DecisionLog, LoggedRequest, Object, read_log
 from policies.core.engine import Engine
 from policies.core.errors import ContractError, EngineDied, Stuck
@@ -93,8 +93,8 @@ def _drive(log: DecisionLog, engine: Engine, writer: DecisionWriter) -> None:
         while arrivals and arrivals[0].arrival_step <= t:
             logged = arrivals.popleft()
             if engine.add(logged.request, t) is None:
-                max_model_len = log.setting("max_model_len", int)
-                calendar.add(logged.request.id, stop_of(logged.request, logged.output_len, max_model_len))
+                stop = stop_of(logged.request, logged.output_len, max_model_len(log))
+                calendar.add(logged.request.id, stop)
         while aborts and aborts[0][0] <= t:
             request_id = aborts.popleft()[1]
             if request_id in calendar:
