@@ -282,10 +282,22 @@ def test_no_verdict_without_time_between_arrivals_or_with_few():
     assert stability(np.arange(10.0), np.arange(10.0) + 1) is None
 
 
-def test_littles_law_notices_a_request_that_ends_before_it_arrives():
-    arrivals = np.array([0.0, 1.0, 5.0])
-    assert littles_law_error(arrivals, np.array([2.0, 4.0, 6.0])) == 0.0
-    assert littles_law_error(arrivals, np.array([2.0, 4.0, 4.5])) > 0.1
+def test_littles_law_compares_the_steps_with_the_requests():
+    arrivals, ends, waited = np.array([0.0, 1.0, 5.0]), np.array([2.0, 4.0, 6.0]), np.array([0.0, 0.5, 0.0])
+    assert littles_law_error(5.5, arrivals, ends, waited) == 0.0
+    assert littles_law_error(5.5, arrivals[1:], ends[1:], waited[1:]) == pytest.approx(2.0 / 5.5)
+    assert littles_law_error(5.0, arrivals, ends, waited) == pytest.approx(0.5 / 5.5)
+    assert littles_law_error(0.0, arrivals[:0], ends[:0], waited[:0]) is None
+    assert littles_law_error(2.0, arrivals[:0], ends[:0], waited[:0]) == 1.0
+
+
+def test_littles_law_notices_a_tampered_record():
+    late = small_run()
+    late.requests([REQUEST._replace(id=2, arrival_s=1.0, first_scheduled_s=1.0, finish_s=1.5)])
+    assert late.result().littles_law_error == pytest.approx(0.5 / 6.0)
+    long = small_run()
+    long.steps([STEP._replace(step=4, start_s=4.0, end_s=6.0, running=1)])
+    assert long.result().littles_law_error == pytest.approx(2.0 / 7.5)
 
 
 def test_merged_steps_move_no_token_by_more_than_a_group():

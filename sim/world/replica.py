@@ -134,6 +134,9 @@ class Replica:
         """End at the first step boundary from now on."""
         self._stopping = True
         if self._plan is None:
+            if self._plan_is_due:
+                self.last_boundary_s = self._clock.now
+                self._take_in(self._clock.now)
             self._clock.end()
         else:
             self._cut(self._clock.now)
@@ -158,8 +161,9 @@ class Replica:
     def _on_plan(self, event: Event) -> None:
         self._plan_is_due = False
         if self._plan is None and not self._stopping:
-            self._take_in(self._clock.now)
-            self._begin(self._clock.now)
+            self.last_boundary_s = now_s = self._clock.now
+            self._take_in(now_s)
+            self._begin(now_s)
 
     def _begin(self, now_s: float) -> None:
         """Plan the next step and start it."""
@@ -255,6 +259,7 @@ class Replica:
         self.last_boundary_s = now_s
         self._plan = None
         if self._stopping:
+            self._take_in(now_s)  # what came during the last step was offered: the record says it is unfinished
             clock.end()
         elif clock.is_last_of_now():
             if self._arrivals or self._aborts or self._transfers_done:

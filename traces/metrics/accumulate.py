@@ -138,9 +138,7 @@ class MetricsSink(RowsToColumns):
             latencies={**requests.latencies(), "itl_s": self._gaps.stats()},
             itl_is_exact=self._gaps.is_exact,
             stability=stability(requests.arrival_s, ended_s),
-            littles_law_error=littles_law_error(
-                requests.arrival_s, np.where(np.isnan(ended_s), end_s, ended_s)
-            ),
+            littles_law_error=self._littles_law_error(requests),
             goodput=goodput(requests, limits, duration_s)
             if limits and any(x is not None for x in limits)
             else None,
@@ -156,6 +154,17 @@ class MetricsSink(RowsToColumns):
             ),
             mean_context_tokens=requests.mean_context_tokens(),
             steps=steps,
+        )
+
+    def _littles_law_error(self, requests: RequestColumns) -> float | None:
+        """Of the batch; None where aborted requests keep their slots until it ends, and so count as running."""
+        if not self._by_step and self._requests.reasons["abort"]:
+            return None
+        ran = ~np.isnan(requests.first_scheduled_s)
+        unfinished = requests.outcome == UNFINISHED
+        left_s = np.where(unfinished, self._steps.end_s, requests.finish_s)
+        return littles_law_error(
+            self._steps.running_s, requests.arrival_s[ran], left_s[ran], requests.waited_s[ran]
         )
 
     def _span(self, requests: RequestColumns) -> tuple[float, float]:

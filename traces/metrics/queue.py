@@ -40,19 +40,22 @@ def stability(arrival_s: NDArray[np.float64], end_s: NDArray[np.float64]) -> Sta
     return Stability(not (slope > 2.0 * error and slope > 0.01 * rate), slope, error, rate)
 
 
-def littles_law_error(arrival_s: NDArray[np.float64], end_s: NDArray[np.float64]) -> float | None:
-    """Relative difference between the time integral of the requests in the system and the sum of their times
-    in it.
+def littles_law_error(
+    running_s: float,
+    arrival_s: NDArray[np.float64],
+    end_s: NDArray[np.float64],
+    waited_s: NDArray[np.float64],
+) -> float | None:
+    """Relative difference between two counts of the time that requests spent in the batch, which Little's law (J. D. C.
+    Little 1961, as an identity of one run) makes equal: ``running_s``, the number running integrated over the steps,
+    and the requests' own ``end_s - arrival_s - waited_s``. None without any time.
 
-    The two agree but for rounding unless a request ends before it arrived or is counted twice. None without
-    any time.
+    The first comes from steps and the policy's counts, the second from the requests' times, so that a lost, doubled
+    or overlapping step, a wrong count, and a wrong or missing request all show.
     """
-    times = np.concatenate((arrival_s, end_s))
-    order = np.argsort(times, kind="stable")
-    change = np.where(order < len(arrival_s), 1, -1)
-    integral = float(np.sum(np.abs(np.cumsum(change))[:-1] * np.diff(times[order])))
-    total = float(np.sum(end_s - arrival_s))
-    return abs(integral - total) / total if total > 0.0 else None
+    total_s = float(np.sum(end_s - arrival_s - waited_s))
+    largest_s = max(abs(total_s), running_s)
+    return abs(running_s - total_s) / largest_s if largest_s > 0.0 else None
 
 
 def _waited_until(events_s: NDArray[np.float64], edges_s: NDArray[np.float64]) -> NDArray[np.float64]:

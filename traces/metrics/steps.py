@@ -39,12 +39,15 @@ class StepMetrics:
 
 
 class StepSums:
-    """Accumulates tables of steps, in order of time, into a few numbers."""
+    """Accumulates tables of steps, in order of time, into a few numbers.
+
+    ``running_s`` is the number of running requests integrated over time, ``end_s`` the end of the last step.
+    """
 
     def __init__(self, num_gpu_blocks: int, block_size: int) -> None:
         self._num_gpu_blocks, self._block_size = num_gpu_blocks, block_size
         self._count = self._rows = self._tokens = self._slots = self._useful = self._moved_bytes = 0
-        self._busy_s = self._running_s = self._used_s = self._fragmented_s = self._holding_s = 0.0
+        self._busy_s = self.running_s = self._used_s = self._fragmented_s = self._holding_s = 0.0
         self._max_used = 0
         self._limited_s: dict[str, float] = {}
         self.end_s = -np.inf
@@ -66,7 +69,7 @@ class StepSums:
             rows_mean=per_step and self._slots * per_step,
             tokens_mean=per_step and self._tokens * per_step,
             busy_s=self._busy_s,
-            occupancy_mean=self._running_s / (max_num_seqs * run_s) if self._busy_s else None,
+            occupancy_mean=self.running_s / (max_num_seqs * run_s) if self._busy_s else None,
             kv_utilization_mean=self._used_s / blocks_s if self._busy_s and blocks_s else None,
             kv_utilization_max=self._max_used / self._num_gpu_blocks if self._count and blocks_s else None,
             fragmentation_mean=self._fragmented_s / self._holding_s if self._holding_s else None,
@@ -97,7 +100,7 @@ class StepSums:
     def _add_times(self, part: StepTable, steps: Expanded, weight_s: NDArray[np.float64]) -> None:
         row_s = np.add.reduceat(weight_s, steps.offset)
         self._busy_s += float(row_s.sum())
-        self._running_s += _weighted(row_s, part.numbers["running"])
+        self.running_s += _weighted(row_s, part.numbers["running"])
         codes = {cause: code for code, cause in enumerate(dict.fromkeys(part.limited_by))}
         code = np.fromiter(map(codes.__getitem__, part.limited_by), np.int64, len(part.limited_by))
         for cause, time_s in zip(codes, np.bincount(code, row_s), strict=True):

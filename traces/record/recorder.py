@@ -29,6 +29,12 @@ class _Live:
         self.request = request
         self.waiting_since_s = request.arrival_s
 
+    def stop_waiting(self, now_s: float) -> None:
+        """Book the time outside the batch, if it is there (NaN: it is not)."""
+        if self.waiting_since_s == self.waiting_since_s:
+            self.waited_s += now_s - self.waiting_since_s
+            self.waiting_since_s = nan
+
 
 class Recorder:
     """Observer that writes rows of steps, requests and irregular token gaps to sinks, in batches.
@@ -104,7 +110,7 @@ class Recorder:
         prompts = {chunk.id: chunk for chunk in plan.chunks}
         for request_id, _ in plan.joins:
             live = self._live[request_id]
-            live.waited_s += now_s - live.waiting_since_s
+            live.stop_waiting(now_s)
             new = live.first_scheduled_s != live.first_scheduled_s
             if new:
                 live.first_scheduled_s = now_s
@@ -251,6 +257,7 @@ class Recorder:
     def on_finish(self, finish: Finish, now_s: float) -> None:
         """A request's account is complete."""
         live = self._live.pop(finish.id)
+        live.stop_waiting(now_s)
         if self._stragglers:
             self._stragglers.pop(finish.id, None)
         if live.decoding:
@@ -282,8 +289,7 @@ class Recorder:
         for live in self._live.values():
             if live.decoding:
                 self._stop_decoding(live)
-            elif live.first_scheduled_s != live.first_scheduled_s:
-                live.waited_s = now_s - live.waiting_since_s
+            live.stop_waiting(now_s)
             self._write(live, nan, "unfinished", live.output_tokens)
         self._live.clear()
         self._flush()
