@@ -1,0 +1,1 @@
+"""Exact laws of queueing theory, reproduced by the real engine, policy, world and record."""
