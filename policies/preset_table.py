@@ -31,7 +31,8 @@ class Preset(NamedTuple):
     order of evaluation, besides ``max_model_len`` and ``faithful``, which all presets have; ``fixed`` are
     arguments that make the variant. KV ``blocks`` are ``paged`` (``block_size`` tokens), a ``slot`` a request
     (``max_model_len`` tokens), or single ``token`` slots. ``host`` names measured host terms of a step; None:
-    no host term is added.
+    no host term is added. ``recorded_as`` are system, engine and version in decision logs of that engine, if there
+    are recorded ones to hold a run against.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Preset(NamedTuple):
     left_out: tuple[str, ...] = ()
     guarded: tuple[str, ...] = ()
     host: str | None = None
+    recorded_as: tuple[str, str, str] | None = None
 
 
 def _is_large(card: Card | None) -> bool:
@@ -116,6 +118,7 @@ def _vllm_v0(name: str, summary: str, *, chunked: bool = False, mode: str = "rec
         modelled=(rules, *_V0_MODELLED),
         left_out=_V0_LEFT_OUT,
         guarded=_V0_GUARDS,
+        recorded_as=("vllm", "v0", "0.6.3.post1"),
     )
 
 
@@ -149,6 +152,7 @@ _V1 = Preset(
         "prefix cache by blocks, its eviction order included; victims from the end of the running list",
     ),
     left_out=_V1_LEFT_OUT,
+    recorded_as=("vllm", "v1", "0.11.2"),
     guarded=(f"{_KV_GUARD}; the engine starts it over for ever",),
 )
 

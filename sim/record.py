@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from policies.conformance.decisions import DecisionWriter, line_writer
+from policies.core.errors import EngineDied
 from policies.core.plan import Finish, StepPlan, StepResult
 from policies.core.protocols import StepObserver
 from policies.core.request import Request, Slo
@@ -91,10 +92,14 @@ class RunWriter:
     def close(self, now_s: float) -> None:
         """The run is over at ``now_s``."""
         self._recorder.close(now_s)
-        if self._decisions is not None:
-            self._decisions.close()
-        if self._stream is not None:
-            self._stream.close()
+
+    def _close_log(self, outcome: Outcome) -> None:
+        if self._decisions is None or self._stream is None:
+            return
+        if outcome.status == EngineDied.status:
+            self._decisions.die(EngineDied(outcome.message))
+        self._decisions.close(stopped=outcome.status in ("completed", "interrupted"))
+        self._stream.close()
 
     def finish(
         self, outcome: Outcome, loop_cpu_s: float, started_s: float
@@ -103,6 +108,7 @@ class RunWriter:
         writes the folder's text files."""
         setup = self._setup
         slo = setup.config.slo
+        self._close_log(outcome)
         metrics = self._metrics.result(Slo(slo.ttft_s, slo.itl_s, slo.tpot_s, slo.e2e_s))
         message = outcome.message or self._unserved(metrics)
         notices = (*((message,) if message else ()), *setup.notices)
@@ -177,15 +183,22 @@ class RunWriter:
 
 
 def _log_config(setup: Setup) -> dict[str, object]:
-    """First line of a decision log: the settings under the names of the recorded logs."""
-    kv, preset = setup.policy.kv, setup.parameters.preset
+    """First line of a decision log: the settings under the names of the recorded logs, so that ``policies conform``
+    replays the log of an engine it knows."""
+    kv, parameters = setup.policy.kv, setup.parameters
+    preset, custom = parameters.preset, parameters.custom
+    unknown = (preset.system, preset.name, preset.version) if custom is None else ("custom", custom, "")
+    system, engine, version = (preset.recorded_as if custom is None else None) or unknown
+    values = dict(parameters.values)
+    del values["faithful"]
+    if values.pop("swap_space_bytes", None) is not None:
+        values["num_cpu_blocks"] = kv.cpu_pool.num_blocks
     return {
-        "scenario": "simulated",
-        "system": preset.system,
-        "version": preset.version,
-        "preset": preset.name,
+        "scenario": f"simulated-{preset.name}",
+        "system": system,
+        "engine": engine,
+        "version": version,
         "num_blocks": kv.num_gpu_blocks,
-        "num_cpu_blocks": kv.cpu_pool.num_blocks,
-        **dict(setup.parameters.values),
+        **values,
         "block_size": kv.block_size,
     }

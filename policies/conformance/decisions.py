@@ -123,21 +123,21 @@ class DecisionWriter:
         """The engine ended inside its next step."""
         self._write({**self._head(self.t), "error": str(error), "detail": type(error).__name__})
 
-    def close(self) -> None:
-        """Write the requests and the end line."""
+    def close(self, *, stopped: bool = False) -> None:
+        """Write the requests and the end line. ``stopped``: what is unfinished would have gone on."""
         self._flush_ignored()
         for request in self._requests.values():
             self._write(request)
         queues = self._policy.queues()
-        self._write(
-            {
-                "type": "end",
-                "steps": self._steps,
-                "preemptions": self._preemptions,
-                "swap_outs": self._swap_outs,
-                "unfinished": len(queues.waiting) + len(queues.running) + len(queues.swapped),
-            }
-        )
+        unfinished = len(queues.waiting) + len(queues.running) + len(queues.swapped)
+        end: Line = {
+            "type": "end",
+            "steps": self._steps,
+            "preemptions": self._preemptions,
+            "swap_outs": self._swap_outs,
+            "unfinished": unfinished,
+        }
+        self._write({**end, "stopped": True} if stopped and unfinished else end)
 
     # -- step lines ------------------------------------------------------------------------------------------
 
@@ -210,9 +210,8 @@ class DecisionWriter:
         return [self._name(key) for key in ids]
 
     def _segments(self, request: Request) -> list[list[object]]:
-        """Prompt segments under the names of this log; content of its own where the request shares none."""
-        segments = request.segments or ((f"p:{self._name(request.id)}", request.prompt_tokens),)
-        return [[self._segment_name(key), length] for key, length in segments]
+        """Prompt segments under the names of this log; none where the content is nobody else's and is not hashed."""
+        return [[self._segment_name(key), length] for key, length in request.segments]
 
     def _segment_name(self, key: str) -> str:
         kind, _, rest = key.partition(":")

@@ -7,6 +7,7 @@ import json
 import zlib
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
+from math import inf
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -75,6 +76,12 @@ class DecisionLog(NamedTuple):
         """Step fields to compare."""
         return _FIELDS[_family(self.config)]
 
+    @property
+    def stopped_at(self) -> float:
+        """Number of the step that would have come next where the run was stopped; infinity where it ended."""
+        last = max((_value(step, "t", int, str(self.path)) for step in self.steps), default=-1)
+        return last + 1 if self.end["stopped"] else inf
+
     def setting(self, key: str, kind: type[_T], default: _T | None = None) -> _T:
         """A setting of the config line; LogError if it is missing (without default) or of another type."""
         return _value(self.config, key, kind, f"{self.path}:1", default)
@@ -97,7 +104,8 @@ def read_log(path: Path) -> DecisionLog:
         elif kind == "step":
             steps.append(_checked_step(line, where, config))
         elif kind == "end":
-            end = {key: _value(line, key, int, where, _END_DEFAULTS.get(key)) for key in END_FIELDS}
+            counts = {key: _value(line, key, int, where, _END_DEFAULTS.get(key)) for key in END_FIELDS}
+            end = {**counts, "stopped": _value(line, "stopped", bool, where, False)}
         else:
             raise LogError(f"{where}: unknown line type '{kind}'; expected request, step or end")
     if config is None or end is None:

@@ -81,11 +81,12 @@ def decide(log: DecisionLog) -> tuple[list[Line], str | None]:
 
 
 def _drive(log: DecisionLog, engine: Engine, writer: DecisionWriter) -> None:
-    """Steps in which something is pending, until nothing will be."""
+    """Steps in which something is pending, until nothing will be, or until the run was stopped."""
     calendar = StopCalendar()
     arrivals = deque(log.requests)
     aborts = deque(sorted(_aborts(log.requests)))
     t = 0
+    stopped_at = log.stopped_at
     while engine.num_unfinished or arrivals:
         if not engine.num_unfinished:
             t = max(t, arrivals[0].arrival_step)
@@ -100,6 +101,8 @@ def _drive(log: DecisionLog, engine: Engine, writer: DecisionWriter) -> None:
             if request_id in calendar:
                 calendar.remove(request_id)
                 engine.abort(request_id, t)
+        if t >= stopped_at:
+            break
         if engine.num_unfinished:
             _step(engine, calendar, t)
             t += 1
