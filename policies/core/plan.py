@@ -25,6 +25,10 @@ Blocks = tuple[int, ...]
 Grant = tuple[RequestId, Blocks]
 """Blocks appended to the table of one request."""
 
+Remap = tuple[RequestId, int, Blocks]
+"""From this position on, these blocks take the place of those in the table of a running request. They hold the same
+content: the request's own ones were duplicates and are free."""
+
 PreemptionMode = Literal["recompute", "swap"]
 
 
@@ -96,6 +100,8 @@ class StepPlan(NamedTuple):
     limited_by: str = "arrivals"
     """Why no more was admitted: arrivals (nothing waits), max_num_seqs, token_budget, kv_blocks, batch, swapped."""
     lane: int = 0
+    remaps: tuple[Remap, ...] = ()
+    """Tables whose blocks were found to be duplicates of cached ones; they hold from this step on."""
 
     @property
     def is_quiet(self) -> bool:
@@ -140,8 +146,9 @@ class QuietRun(NamedTuple):
 
     def end_s(self, steps: int) -> float:
         """Time at which ``steps`` steps after the anchor are complete."""
-        tokens = steps * self.sum_context + self.num_seqs * (steps * (steps - 1) // 2)
-        return self.anchor_s + (self.base_s * steps + self.slope_s * tokens)
+        anchor_s, base_s, slope_s, sum_context, num_seqs = self
+        tokens = steps * sum_context + num_seqs * (steps * (steps - 1) // 2)
+        return anchor_s + (base_s * steps + slope_s * tokens)
 
     def steps_until(self, time_s: float, low: int, high: int) -> int:
         """Fewest steps in ``low..high`` whose end is at or after ``time_s`` (``high`` if none is), by bisection."""
@@ -202,9 +209,9 @@ class BatchRow(NamedTuple):
 class Load(NamedTuple):
     """What a policy holds now: requests by queue, free blocks by tier, and tokens with KV on the GPU.
 
-    ``emitting`` decoding rows gain a token in each step, fewer than ``plan.num_seqs`` when rows idle in their slots.
     ``residues[r]`` rows need a new block in the steps that are r modulo the block size, and the step just planned is
-    ``phase`` modulo it; empty when tables do not grow.
+    ``phase`` modulo it; empty when tables do not grow. ``emitting`` decoding rows gain a token in each step, fewer than
+    ``plan.num_seqs`` when rows idle in their slots.
     """
 
     waiting: int
@@ -212,10 +219,10 @@ class Load(NamedTuple):
     swapped: int
     free_blocks: int
     stored_tokens: int
-    free_cpu_blocks: int
-    emitting: int
     phase: int
     residues: tuple[int, ...]
+    emitting: int
+    free_cpu_blocks: int
 
 
 class Queues(NamedTuple):

@@ -38,8 +38,8 @@ class Row:
 class DecodeSet:
     """Rows of which every step computes one token each, booked in O(changes).
 
-    ``steps`` counts the steps that ran, ``sum_context`` the cached tokens of all rows before the next one; whoever runs
-    a step raises both. ``sizes[r]`` rows need a block in the steps that are r modulo ``block_size`` (0: never).
+    ``steps`` counts the steps that ran, ``sum_context`` the cached tokens of all rows before the next one; ``advance``
+    raises both. ``sizes[r]`` rows need a block in the steps that are r modulo ``block_size`` (0: never).
 
     In step k (``steps`` = k) a row has ``offset + k`` tokens, all but the last with KV. It needs a new block when its
     cached tokens fill its blocks, that is when k has a certain residue modulo the block size: rows are kept in one
@@ -124,6 +124,11 @@ class DecodeSet:
 
     # -- steps -------------------------------------------------------------------------------------------------------
 
+    def advance(self, steps: int) -> None:
+        """That many steps ran."""
+        self.steps += steps
+        self.sum_context += steps * len(self.rows)
+
     @property
     def num_needed(self) -> int:
         """Blocks that the rows need in the next step."""
@@ -135,29 +140,34 @@ class DecodeSet:
 
     def grant(self) -> list[Grant]:
         """Give each row that needs a block in the next step one, in running order."""
-        self._granted = self.steps
-        return self.skip(1)
+        step = self.steps
+        self._granted = step + 1
+        if not self._size:
+            return []
+        bucket = self._buckets[step % self._size]
+        if not self._in_order and len(bucket) > 1:
+            bucket = self._sorted(bucket)
+        return self._give(list(bucket), bucket.values())
 
     def granted_elsewhere(self) -> None:
         """The policy has given the blocks of the next step itself, row by row."""
         self._granted = self.steps + 1
 
     def skip(self, steps: int) -> list[Grant]:
-        """Blocks of ``steps`` steps after those granted so far, in step order and in running order within a step.
-
-        All loops over steps and rows are in C: this is the one place that is visited for every block of a run.
-        """
-        size = self._size
+        """Blocks of ``steps`` steps after those granted so far, in step order and in running order within a step."""
         first = self._granted
         self._granted = first + steps
-        if not size:
+        if not self._size:
             return []
-        buckets = self._upcoming(first % size, steps)
-        ids = list(_flat(buckets))
+        buckets = self._upcoming(first % self._size, steps)
+        return self._give(list(_flat(buckets)), _flat(map(_tables, buckets)))
+
+    def _give(self, ids: list[RequestId], tables: Iterable[list[int]]) -> list[Grant]:
+        """One block to each of these tables. Its loops are in C, since every block of a run comes by here."""
         if not ids:
-            return ids
+            return []
         blocks = self._kv.pool.take(len(ids))
-        any(map(_append, _flat(map(_tables, buckets)), blocks))  # append returns None, so this goes through all
+        any(map(_append, tables, blocks))  # goes through all, since append returns None
         if self._hashed:
             self._cache(ids, growing=1)
         return list(zip(ids, zip(blocks)))  # noqa: B905  (equal lengths by construction; strict costs time here)

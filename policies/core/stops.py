@@ -9,7 +9,9 @@ from typing import NamedTuple
 from policies.core.plan import Decode, Finish, StepPlan
 from policies.core.request import Request, RequestId
 
-_ALL, _NONE = Decode.ALL, Decode.NONE
+_NONE = Decode.NONE
+_NEVER = 1 << 40
+_new_tuple = tuple.__new__
 
 
 class Stop(NamedTuple):
@@ -23,7 +25,9 @@ def stop_of(request: Request, output_tokens: int, max_model_len: int) -> Stop:
     """``stop`` when the request makes all its ``output_tokens``; ``length`` when ``max_tokens`` or the model's length
     cuts it before."""
     limit = min(request.max_tokens, max_model_len - request.prompt_tokens)
-    return Stop(output_tokens, "stop") if output_tokens <= limit else Stop(limit, "length")
+    if output_tokens <= limit:
+        return _new_tuple(Stop, (output_tokens, "stop"))
+    return _new_tuple(Stop, (limit, "length"))
 
 
 class StopCalendar:
@@ -47,7 +51,6 @@ class StopCalendar:
     def add(self, request_id: RequestId, stop: Stop) -> None:
         """A request of which ``stop`` says how it ends."""
         self._stops[request_id] = stop
-        self._left[request_id] = stop.num_output_tokens
 
     def remove(self, request_id: RequestId) -> None:
         """Forget a request that ended otherwise."""
@@ -56,7 +59,8 @@ class StopCalendar:
         self._due.pop(request_id, None)
 
     def apply(self, plan: StepPlan) -> None:
-        """Rows that leave the batch keep what they have left."""
+        """Rows that leave the batch keep what they have left. Only a plan that preempts, or brings back rows that have
+        nothing to prefill, changes anything here."""
         for request_id in plan.leaves:
             due = self._due.pop(request_id, None)
             if due is not None and request_id in self._stops:
@@ -65,35 +69,43 @@ class StopCalendar:
             prompts = {chunk.id for chunk in plan.chunks}
             for request_id, _ in plan.joins:
                 if request_id not in prompts:
-                    self._enter(request_id, self._left[request_id])
+                    self._enter(request_id, self._tokens_left(request_id))
 
     def steps_to_stop(self) -> int:
         """Steps until the next decoding row stops, that step included; a huge number when none decodes."""
         heap, due = self._heap, self._due
-        while heap and due.get(heap[0][1]) != heap[0][0]:
+        while heap:
+            step, request_id = heap[0]
+            if due.get(request_id) == step:
+                return step - self._steps
             heappop(heap)
-        return heap[0][0] - self._steps if heap else 1 << 40
+        return _NEVER
 
     def complete(self, plan: StepPlan, steps: int) -> tuple[Finish, ...]:
         """Book ``steps`` steps of a plan; the requests that stop at the end of the last one."""
         finished: list[Finish] = []
-        heap, due = self._heap, self._due
-        if due and plan.decode is not _NONE:
-            if isinstance(plan.decode, tuple):
-                self._hold(plan.decode)
+        decode = plan.decode
+        if decode is not _NONE:
+            if isinstance(decode, tuple):
+                self._hold(decode)
             self._steps = now = self._steps + steps
+            heap, due = self._heap, self._due
             while heap and heap[0][0] <= now:
                 step, request_id = heappop(heap)
                 if due.get(request_id) == step:
                     finished.append(self._finish(request_id))
         for chunk in plan.chunks:
             if chunk.emits:
-                left = self._left[chunk.id] - 1
+                left = self._tokens_left(chunk.id) - 1
                 if left:
                     self._enter(chunk.id, left)
                 else:
                     finished.append(self._finish(chunk.id))
         return tuple(finished)
+
+    def _tokens_left(self, request_id: RequestId) -> int:
+        """Tokens that a row which does not decode has yet to make."""
+        return self._left.pop(request_id, 0) or self._stops[request_id].num_output_tokens
 
     def _enter(self, request_id: RequestId, left: int) -> None:
         due = self._due[request_id] = self._steps + left
@@ -105,7 +117,6 @@ class StopCalendar:
             self._enter(request_id, self._due[request_id] - self._steps + 1)
 
     def _finish(self, request_id: RequestId) -> Finish:
-        self._left.pop(request_id, None)
         self._due.pop(request_id, None)
-        stop = self._stops.pop(request_id)
-        return Finish(request_id, stop.reason, stop.num_output_tokens)
+        num_output_tokens, reason = self._stops.pop(request_id)
+        return _new_tuple(Finish, (request_id, reason, num_output_tokens))

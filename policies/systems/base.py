@@ -121,6 +121,19 @@ class BatchingPolicy(Policy):
 
     # -- plans -------------------------------------------------------------------------------------------------------
 
+    def quiet_plan(self, grants: Sequence[Grant]) -> StepPlan:
+        """The plan of a step in which all decoding rows run, nothing else happens, and nothing waits."""
+        rows = self.decode
+        leaves = tuple(self._leaves)
+        if leaves:
+            self._leaves.clear()
+        num_seqs = len(rows.rows)
+        self._decode_runs = True
+        return _new_tuple(StepPlan, (
+            self._step, num_seqs, num_seqs, rows.sum_context, rows.max_context, _ALL, (), (), tuple(grants), leaves,
+            (), (), (), (), "arrivals", 0, (),
+        ))  # fmt: skip
+
     def make_plan(
         self,
         *,
@@ -151,7 +164,7 @@ class BatchingPolicy(Policy):
         return _new_tuple(StepPlan, (
             self._step, num_seqs, num_tokens, sum_context, max_context, mode, tuple(chunks),
             joins and tuple(joins), tuple(grants), leaves, preempted and tuple(preempted),
-            rejected and tuple(rejected), transfers and tuple(transfers), (), limited_by, 0,
+            rejected and tuple(rejected), transfers and tuple(transfers), (), limited_by, 0, (),
         ))  # fmt: skip
 
     def skip(self, steps: int) -> Sequence[Grant]:
@@ -165,9 +178,7 @@ class BatchingPolicy(Policy):
         steps, finished = result.steps, result.finished
         self._step += steps
         if self._decode_runs:
-            decode = self.decode
-            decode.steps += steps
-            decode.sum_context += steps * len(decode.rows)
+            self.decode.advance(steps)
         if self._chunks:
             self._book_chunks(finished)
         if finished:
@@ -175,12 +186,12 @@ class BatchingPolicy(Policy):
 
     def _book_chunks(self, finished: Sequence[Finish]) -> None:
         ended = {finish.id for finish in finished} if finished else ()
-        for chunk in self._chunks:
-            if chunk.emits:
-                row = self.running[chunk.id]
-                self.partial.pop(chunk.id, None)
+        for request_id, _, _, emits in self._chunks:
+            if emits:
+                row = self.running[request_id]
+                self.partial.pop(request_id, None)
                 row.num_tokens += 1
-                if chunk.id not in ended:
+                if request_id not in ended:
                     self.decode.join(row)
         self._chunks = ()
 
@@ -213,8 +224,9 @@ class BatchingPolicy(Policy):
             stored += sum(row.num_computed_tokens for row in (*self.partial.values(), *self._paused))
         size = decode.block_size
         return _new_tuple(Load, (
-            len(self.waiting), len(self.running), len(self.swapped), kv.pool.num_free, stored, kv.cpu_pool.num_free,
-            len(decode.rows) - self.num_idle, decode.steps % size if size else 0, tuple(decode.sizes),
+            len(self.waiting), len(self.running), len(self.swapped), kv.pool.num_free, stored,
+            decode.steps % size if size else 0, tuple(decode.sizes), len(decode.rows) - self.num_idle,
+            kv.cpu_pool.num_free,
         ))  # fmt: skip
 
     def queues(self) -> Queues:

@@ -14,6 +14,8 @@ from policies.core.request import RequestId, output_segment
 from policies.core.rows import Row
 from policies.systems.base import BatchingPolicy
 
+_new_tuple = tuple.__new__
+
 
 class TokenBudget(BatchingPolicy):
     """vLLM V1's scheduler.
@@ -56,7 +58,7 @@ class TokenBudget(BatchingPolicy):
             self.unpause()
         elif not self.waiting and not self.partial and self._is_easy():
             self._plan_preempted = False
-            return self.make_plan(decode=True, grants=self.decode.grant())
+            return self.quiet_plan(self.decode.grant())
         self._new_chunks, self._joins, self._preempted, self._rejected = [], [], [], []
         self._budget = self.max_num_batched_tokens
         self._schedule_running()
@@ -79,14 +81,15 @@ class TokenBudget(BatchingPolicy):
 
     def _is_easy(self) -> bool:
         """True when every decoding row runs and gets its block."""
-        decode = self.decode
-        return 0 < len(decode.rows) <= self.max_num_batched_tokens and decode.num_needed <= self.kv.pool.num_free
+        decode, num_free = self.decode, self.kv.pool.num_free
+        num_seqs = len(decode.rows)
+        return 0 < num_seqs <= self.max_num_batched_tokens and (num_seqs <= num_free or decode.num_needed <= num_free)
 
     def horizon(self) -> Horizon:
         """A blocked head stays blocked while free blocks only shrink, and hides every later arrival."""
         if self._plan_preempted or self._paused:
             return Horizon(0, True)
-        return Horizon(self.decode.free_steps(), not self.waiting or self._skipped_head)
+        return _new_tuple(Horizon, (self.decode.free_steps(), not self.waiting or self._skipped_head))
 
     def _limit(self) -> str:
         if len(self.running) >= self.max_num_seqs:
@@ -175,7 +178,7 @@ class TokenBudget(BatchingPolicy):
         """Book a chunk: its tokens count as computed, and its full blocks may be hit, from now on."""
         row.num_computed_tokens = end = start + count
         self._budget -= count
-        self._new_chunks.append(Chunk(row.id, start, count, end == row.num_tokens))
+        self._new_chunks.append(_new_tuple(Chunk, (row.id, start, count, end == row.num_tokens)))
         if row.content is not None:
             self.kv.cache_blocks(row.id, row.content, end)
 

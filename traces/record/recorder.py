@@ -12,6 +12,7 @@ from policies.core.request import Request, RequestId
 from traces.record.schema import RecordSink, StepRow
 
 _BATCH = 16_384
+_ALL, _NONE = Decode.ALL, Decode.NONE
 _STEPS, _END_S = StepRow._fields.index("steps"), StepRow._fields.index("end_s")
 
 
@@ -79,7 +80,7 @@ class Recorder:
 
     def on_begin(self, plan: StepPlan, now_s: float, *, fresh: bool) -> None:
         """Note who joins and leaves, and the state of the policy as the step begins."""
-        policy = self._policy
+        decode = plan.decode
         if fresh:
             if plan.preempted:
                 self._preempt(plan, now_s)
@@ -87,10 +88,10 @@ class Recorder:
                 self._join(plan, now_s)
             if plan.chunks:
                 self._chunk(plan.chunks)
-            if self._paused or type(plan.decode) is tuple:
+            if self._paused or (decode is not _ALL and decode is not _NONE):
                 self._pause(plan)
-        self._load = policy.load()
-        self._decodes = plan.decode is not Decode.NONE
+        self._load = self._policy.load()
+        self._decodes = decode is not _NONE
 
     def _preempt(self, plan: StepPlan, now_s: float) -> None:
         for request_id, mode in plan.preempted:
@@ -127,11 +128,11 @@ class Recorder:
                     live.hit_resumed += chunk.start
 
     def _chunk(self, chunks: Sequence[Chunk]) -> None:
-        for chunk in chunks:
-            live = self._live[chunk.id]
-            live.computed = end = chunk.start + chunk.num_tokens
-            if live.lost > chunk.start:
-                live.recomputed += min(end, live.lost) - chunk.start
+        for request_id, start, num_tokens, _ in chunks:
+            live = self._live[request_id]
+            live.computed = end = start + num_tokens
+            if live.lost > start:
+                live.recomputed += min(end, live.lost) - start
 
     def _pause(self, plan: StepPlan) -> None:
         """Rows that a step leaves out: their next gap is longer, and their stretch of decode steps is broken."""
@@ -158,57 +159,62 @@ class Recorder:
     def on_step(self, plan: StepPlan, result: StepResult) -> None:
         """Extend the current row or start one; book tokens and gaps."""
         run, load, steps, end_s = result.run, self._load, result.steps, result.end_s
-        old = self._row_load
         emitting = load.emitting if self._decodes else 0
-        if (
-            run is not None
-            and run is self._run
-            and not self._stragglers
-            and load.waiting == old.waiting
-            and load.swapped == old.swapped
-            and load.emitting == old.emitting
-            and plan.limited_by == self._row_limit
-        ):
+        if run is not None and run is self._run and not self._stragglers and self._is_like_before(plan, load):
             self._row[_STEPS] += steps
             self._row[_END_S] = end_s
         else:
+            if len(self._steps) >= _BATCH or len(self._requests) >= _BATCH:
+                self._flush()
             self._run, self._row_load, self._row_limit = run, load, plan.limited_by
-            self._start_row(plan, result, emitting)
+            self._row = self._new_row(plan, result, emitting)
+            self._steps.append(self._row)
         if emitting:
             self._last_emit_s = end_s
             self._ordinal += steps
         if plan.chunks:
             self._emit_chunks(plan, end_s)
-        for finish in result.finished:
-            live = self._live.get(finish.id)
-            if live is not None and live.decoding:
-                self._stop_decoding(live)
+        if self._at_batch_end:
+            # Their clients learn of it later, and other rows go on decoding until then.
+            for finish in result.finished:
+                live = self._live.get(finish.id)
+                if live is not None and live.decoding:
+                    self._stop_decoding(live)
 
-    def _start_row(self, plan: StepPlan, result: StepResult, emitting: int) -> None:
-        if len(self._steps) >= _BATCH or len(self._requests) >= _BATCH:
-            self._flush()
-        run, load, chunks = result.run, self._load, plan.chunks
+    def _is_like_before(self, plan: StepPlan, load: Load) -> bool:
+        """True if a step of the same run belongs to the current row."""
+        old = self._row_load
+        return (
+            load.waiting == old.waiting
+            and load.swapped == old.swapped
+            and load.emitting == old.emitting
+            and plan.limited_by == self._row_limit
+        )
+
+    def _new_row(self, plan: StepPlan, result: StepResult, emitting: int) -> list[Any]:
+        """The columns of ``StepRow``; those from ``anchor_s`` to ``num_seqs`` are a QuietRun, and ``waiting`` to
+        ``stored_tokens``, ``phase`` and ``residues`` lie so in a Load."""
+        run, first, load = result.run, result.first, self._load
         irregular = num_emits = chunk_tokens = moved = 0
         if emitting and self._stragglers:
-            irregular = self._release_stragglers(run.end_s(result.first + 1) if run else result.end_s)
-        for chunk in chunks:
-            num_emits += chunk.emits
-            chunk_tokens += chunk.num_tokens
+            irregular = self._release_stragglers(run.end_s(first + 1) if run else result.end_s)
+        if plan.chunks:
+            for _, _, num_tokens, emits in plan.chunks:
+                num_emits += emits
+                chunk_tokens += num_tokens
         if plan.transfers:
             moved = sum([len(transfer.src) for transfer in plan.transfers]) * self._block_bytes
-        if run is not None:
-            first, context = result.first, run.sum_context
-            curve = (first, run.anchor_s, run.base_s, run.slope_s, context)
-            sum_context = context + first * run.num_seqs
+        anchor: tuple[float, float, float, int, int]
+        if run is None:
+            first, sum_context = -1, plan.sum_context
+            anchor = result.start_s, 0.0, 0.0, 0, plan.num_seqs
         else:
-            curve, sum_context = (-1, result.start_s, 0.0, 0.0, 0), plan.sum_context
-        waiting, running, swapped, free, stored, _, _, phase, residues = load
-        self._row = row = [
-            result.step, result.steps, result.start_s, result.end_s, *curve, plan.num_seqs, plan.num_tokens,
-            sum_context, emitting, irregular, num_emits, chunk_tokens, self._last_emit_s, waiting, running, swapped,
-            free, stored, moved, plan.limited_by, phase, residues,
+            anchor, sum_context = run, run.sum_context + first * run.num_seqs
+        return [
+            result.step, result.steps, result.start_s, result.end_s, first, *anchor, plan.num_tokens, sum_context,
+            emitting, irregular, num_emits, chunk_tokens, self._last_emit_s, *load[:5], moved, plan.limited_by,
+            *load[5:7],
         ]  # fmt: skip
-        self._steps.append(row)
 
     def _release_stragglers(self, end_s: float) -> int:
         """Gaps of the rows that rejoin the others with this step."""
@@ -221,9 +227,9 @@ class Recorder:
 
     def _emit_chunks(self, plan: StepPlan, end_s: float) -> None:
         alone = not (self._decodes and self._load.emitting)
-        for chunk in plan.chunks:
-            if chunk.emits:
-                live = self._live[chunk.id]
+        for request_id, _, _, emits in plan.chunks:
+            if emits:
+                live = self._live[request_id]
                 if live.first_token_s != live.first_token_s:
                     live.first_token_s = end_s
                 else:
@@ -232,7 +238,7 @@ class Recorder:
                 live.output_tokens += 1
                 self._start_decoding(live, end_s)
                 if alone:
-                    self._stragglers[chunk.id] = (end_s, "decode")
+                    self._stragglers[request_id] = (end_s, "decode")
 
     def _start_decoding(self, live: _Live, token_s: float) -> None:
         live.decoding = True
