@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import signal
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -213,7 +214,11 @@ def _no_garbage_collection() -> Iterator[None]:
 
 @contextmanager
 def _interrupts(world: World) -> Iterator[None]:
-    """The first SIGINT stops the world, the second one is a KeyboardInterrupt as ever."""
+    """The first SIGINT stops the world, the second one is a KeyboardInterrupt as ever. Outside the main thread, where
+    signals cannot be handled, nothing is changed."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
 
     def stop(number: int, frame: object) -> None:
         signal.signal(signal.SIGINT, before)

@@ -294,7 +294,9 @@ class Paged(BatchingPolicy):
         if as_real:
             # The rows already walked are in none of the real engine's queues when it raises.
             self.running = {row.id: row for row in self._unwalked}
-            raise EngineDied(f"no CPU swap space for request {row.id}; raise engine.swap_space_bytes or preempt by recompute")
+            raise EngineDied(
+                f"no CPU swap space for request {row.id}; raise engine.swap_space_bytes or preempt by recompute"
+            )
         self.swap_exhausted += 1
         return "recompute"
 
