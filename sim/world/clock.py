@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import IntEnum
-from heapq import heappush
+from heapq import heappop, heappush
 
 import simpy
 from simpy.events import Event
@@ -27,9 +27,13 @@ class Timed(Event):
     _ok = True
     _value = None
 
-    def __init__(self, env: simpy.Environment, *callbacks: Callable[[Event], None]) -> None:
+    def __init__(self, env: simpy.Environment, callbacks: list[Callable[[Event], None]]) -> None:
         self.env = env
-        self.callbacks = list(callbacks)
+        self.callbacks = callbacks
+
+    def cancel(self) -> None:
+        """Let nothing happen at its time."""
+        self.callbacks = []
 
 
 class Clock(simpy.Environment):
@@ -39,11 +43,22 @@ class Clock(simpy.Environment):
     break ties in another order when a run is jumped instead of stepped.
     """
 
-    def event_at(self, time_s: float, order: int, *callbacks: Callable[[Event], None]) -> Event:
+    def event_at(self, time_s: float, order: int, *callbacks: Callable[[Event], None]) -> Timed:
         """An event that happens at ``time_s`` (not before now): for a process to yield, or to call back."""
-        event = Timed(self, *callbacks)
+        event = Timed(self, list(callbacks))
         heappush(self._queue, (time_s, order, next(self._eid), event))  # type: ignore[misc]
         return event
+
+    def advance(self, time_s: float) -> bool:
+        """Go to ``time_s`` at once if nothing happens until then, that instant included; whoever asks goes on as if by
+        an event there, and saves the queue that event."""
+        queue = self._queue
+        while queue and queue[0][0] <= time_s:
+            if queue[0][3].callbacks:
+                return False
+            heappop(queue)
+        self._now = time_s
+        return True
 
     def is_last_of_now(self) -> bool:
         """True if nothing more happens at this instant."""

@@ -22,9 +22,9 @@ from policies.core.plan import (
 )
 from policies.core.request import Request, RequestId
 from policies.core.stops import Stop, StopCalendar
-from sim.world.clock import At, Clock
+from sim.world.clock import At, Clock, Timed
 
-_ALL = Decode.ALL
+_ALL, _STEP_END = Decode.ALL, At.STEP_END
 _new_tuple = tuple.__new__
 
 
@@ -99,7 +99,7 @@ class Replica:
         self._step = 0
         self._start_s = 0.0
         self._arrivals_matter = True
-        self._end_event: Event | None = None
+        self._end_event = Timed(clock, [])
         self._transfers: dict[int, Transfer] = {}
         self._transfers_done: list[int] = []
         self._link_free_s = 0.0
@@ -108,7 +108,7 @@ class Replica:
 
     def arrive(self, request: Request, stop: Stop) -> Finish | None:
         """A request comes in now; returns its end if the engine refuses it at the door."""
-        now = self._clock.now
+        now = request.arrival_s
         refused = self._engine.refuse(request, now)
         if refused is None:
             self._arrivals.append((request, stop))
@@ -154,6 +154,7 @@ class Replica:
             target = run.steps_until(time_s, first + 1, first + self._target) - first
             if target < self._target:
                 self._target = target
+                self._end_event.cancel()
                 self._end_at(run.end_s(first + target))
 
     # -- steps -------------------------------------------------------------------------------------------------------
@@ -163,10 +164,32 @@ class Replica:
         if self._plan is None and not self._stopping:
             self.last_boundary_s = now_s = self._clock.now
             self._take_in(now_s)
-            self._begin(now_s)
+            self._go_on(now_s)
 
-    def _begin(self, now_s: float) -> None:
-        """Plan the next step and start it."""
+    def _go_on(self, now_s: float) -> None:
+        """Run step after step, up to one during which something else happens."""
+        advance = self._clock.advance
+        while True:
+            end_s = self._begin(now_s)
+            if end_s is None:
+                return
+            if not advance(end_s):
+                self._end_at(end_s)
+                return
+            if not self._end(end_s):
+                return
+            now_s = end_s
+
+    def _end_at(self, time_s: float) -> None:
+        self._end_event = self._clock.event_at(time_s, _STEP_END, self._on_step_end)
+
+    def _on_step_end(self, event: Event) -> None:
+        now_s = self._clock.now
+        if self._end(now_s):
+            self._go_on(now_s)
+
+    def _begin(self, now_s: float) -> float | None:
+        """Plan and start the next step, or jump; returns when it ends, or None if there is nothing to run."""
         plan = self._engine.plan(now_s)
         if plan.rejected:
             for finish in plan.rejected:
@@ -176,25 +199,22 @@ class Replica:
             self._plan = self._run = None
             if plan.wake_at_s is not None:
                 self._clock.event_at(plan.wake_at_s, At.PLAN, self._on_plan)
-            return
+            return None
         self._plan, self._step, self._start_s = plan, plan.step, now_s
-        counts, calendar = self.counts, self._calendar
-        counts.plans += 1
-        if plan.joins or plan.leaves:
-            calendar.apply(plan)
+        self.counts.plans += 1
+        if plan.joins or plan.preempted:
+            self._calendar.apply(plan)
         if plan.chunks or plan.transfers or plan.decode is not _ALL:
-            self._run = None
-            self._arrivals_matter, self._target = True, 1
-            self._end_at(now_s + self._duration_s(plan, now_s))
-            return
-        counts.quiet_plans += 1
-        run = self._run
-        if run is None or self._first >= self._knot or plan.joins or plan.leaves:
-            run = self._start_run(plan, now_s)
+            self._run, self._target, self._arrivals_matter = None, 1, True
+            return now_s + self._duration_s(plan, now_s)
+        self.counts.quiet_plans += 1
+        run, first = self._run, self._first
+        if run is None or first >= self._knot or plan.joins or plan.leaves:
+            run, first = self._start_run(plan, now_s), 0
         if self._skip_ahead:
             horizon, self._arrivals_matter = self._engine.policy.horizon()
-            self._target = min(self._knot - self._first, horizon + 1, calendar.steps_to_stop())
-        self._end_at(run.end_s(self._first + self._target))
+            self._target = min(self._knot - first, horizon + 1, self._calendar.steps_to_stop())
+        return run.end_s(first + self._target)
 
     def _start_run(self, plan: StepPlan, now_s: float) -> QuietRun:
         """Set the anchor of a quiet run: its rows change with this plan, or the cost model reached a knot."""
@@ -203,9 +223,6 @@ class Replica:
         self._first = 0
         self._run = run = _new_tuple(QuietRun, (now_s, base_s, slope_s, context, num_seqs))
         return run
-
-    def _end_at(self, time_s: float) -> None:
-        self._end_event = self._clock.event_at(time_s, At.STEP_END, self._on_step_end)
 
     def _duration_s(self, plan: StepPlan, now_s: float) -> float:
         """Blocking transfers one after the other, then the step; a plan that only preempts computes nothing."""
@@ -245,28 +262,23 @@ class Replica:
 
     # -- boundaries --------------------------------------------------------------------------------------------------
 
-    def _on_step_end(self, event: Event) -> None:
-        if event is not self._end_event:
-            return
-        clock = self._clock
-        now_s = clock.now
-        if self._run is None:
-            self._book(now_s, 1)
-        else:
-            if self._target > 1 and self._arrivals and not self._arrivals_matter:
-                self._book_pieces(self._run)
-            self._book(now_s, self._target)
+    def _end(self, now_s: float) -> bool:
+        """Book what ran until now; True if the next step can be planned at once."""
+        if self._target > 1 and self._arrivals and not self._arrivals_matter and self._run is not None:
+            self._book_pieces(self._run)
+        self._book(now_s, self._target)
         self.last_boundary_s = now_s
         self._plan = None
         if self._stopping:
             self._take_in(now_s)  # what came during the last step was offered: the record says it is unfinished
-            clock.end()
-        elif clock.is_last_of_now():
-            if self._arrivals or self._aborts or self._transfers_done:
-                self._take_in(now_s)
-            self._begin(now_s)
-        else:
+            self._clock.end()
+            return False
+        if not self._clock.is_last_of_now():
             self._plan_soon()
+            return False
+        if self._arrivals or self._aborts or self._transfers_done:
+            self._take_in(now_s)
+        return True
 
     def _book_pieces(self, run: QuietRun) -> None:
         """Book the steps of a jump up to the last request that came in and changed nothing but the queue: the record

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import inf
 from typing import NamedTuple, Protocol
 
 from policies.core.engine import Engine
@@ -93,9 +92,7 @@ class World:
     def interrupt(self) -> None:
         """End at the next step boundary, with status ``interrupted``; a signal handler may call this."""
         self._interrupted = True
-        next_s = self.clock.peek()
-        if next_s < inf:
-            self.clock.event_at(next_s, At.STOP, lambda event: self.replica.stop())
+        self.clock.event_at(self.clock.now, At.STOP, lambda event: self.replica.stop())
 
     def _on_end(self, finished: Sequence[Finish], now_s: float) -> None:
         for finish in finished:
