@@ -8,12 +8,13 @@ whichever engine the policy follows; a reader takes those that its engine has.
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TextIO
 
 from policies.core.errors import ContractError, EngineDied
 from policies.core.plan import Finish, StepPlan, StepResult, Transfer
-from policies.core.protocols import Policy
+from policies.core.protocols import Details, Id, Ids, Policy
 from policies.core.request import Request, RequestId
 
 SCHEMA = 1
@@ -44,6 +45,7 @@ class DecisionWriter:
 
     It asks the policy for its batch order and queues, O(batch) a step, and needs a plan for every step: no
     step may be skipped or carried on. ``t`` is the number of the next step; whoever drives may set it.
+    Where the policy schedules ahead, a line holds a plan and the result of an earlier one, if one was due.
     ``close`` writes the requests, whose output lengths are known only then, and the end.
     """
 
@@ -64,6 +66,8 @@ class DecisionWriter:
         self._ignored: list[RequestId] = []
         self._ignored_t = 0
         self._line: Line | None = None
+        self._ahead: Line | None = None
+        self._places: deque[dict[str, int]] = deque()
         self._steps = self._preemptions = self._swap_outs = 0
         self._write({"type": "config", "schema": SCHEMA, **config})
 
@@ -89,19 +93,26 @@ class DecisionWriter:
         """First half of a line: what was planned."""
         if not fresh:
             raise ContractError("decisions need a plan for every step; this one carries a quiet run on")
-        self._line = self._begun(plan, self.t)
+        self._flush_ahead()
+        line = self._line = self._begun(plan, self.t)
+        self._places.append({row[0]: index for index, row in enumerate(_rows(line))})
+        if len(self._places) < self._policy.max_in_flight:
+            self._ahead = {**line, "finished": [], **self._state()}
 
     def on_step(self, plan: StepPlan, result: StepResult) -> None:
         """Second half of a line: what the step left behind."""
-        line = self._line
-        if line is None or result.steps != 1:
+        if result.steps != 1 or not self._places:
             raise ContractError(
                 f"decisions need one result for each plan; this one books {result.steps} steps"
             )
-        place = {row[0]: index for index, row in enumerate(_rows(line))}
+        place = self._places.popleft()
         names = [self._name(finish.id) for finish in result.finished]
-        line["finished"] = sorted(names, key=lambda name: place.get(name, len(place)))
-        self._emit(line)
+        names.sort(key=lambda name: place.get(name, len(place)))
+        line, self._line, self._ahead = self._line, None, None
+        if line is not None:
+            self._emit({**line, "finished": names, **self._state()})
+        elif names:
+            raise ContractError(f"{names[0]} ends in a step whose line is complete")
 
     def on_finish(self, finish: Finish, now_s: float) -> None:
         """Remember who went away and whom the policy ended; the next step line says so."""
@@ -125,6 +136,7 @@ class DecisionWriter:
 
     def close(self, *, stopped: bool = False) -> None:
         """Write the requests and the end line. ``stopped``: what is unfinished would have gone on."""
+        self._flush_ahead()
         self._flush_ignored()
         for request in self._requests.values():
             self._write(request)
@@ -171,6 +183,7 @@ class DecisionWriter:
             "new_blocks": blocks,
             "free_after_schedule": self._policy.kv.num_free,
             "cpu_free_after_schedule": self._policy.kv.cpu_pool.num_free,
+            **self._named(self._policy.plan_details()),
         }
 
     def _admitted(self, plan: StepPlan) -> Line:
@@ -184,27 +197,46 @@ class DecisionWriter:
         hits = {self._name(key): starts[key] for key in ids if starts.get(key, 0)}
         return {"new": self._names(new), "resumed": self._names(resumed), "hits": hits}
 
-    def _emit(self, line: Line) -> None:
-        """Write a step line, its queues as they are now."""
+    def _state(self) -> Line:
+        """The queues and free blocks as they are now."""
         queues, kv = self._policy.queues(), self._policy.kv
-        self._write(
-            {
-                **line,
-                "waiting": self._names(queues.waiting),
-                "running": self._names(queues.running),
-                "swapped": self._names(queues.swapped),
-                "free": kv.num_free,
-                "cpu_free": kv.cpu_pool.num_free,
-            }
-        )
-        self._line = None
+        return {
+            "waiting": self._names(queues.waiting),
+            "running": self._names(queues.running),
+            "swapped": self._names(queues.swapped),
+            "free": kv.num_free,
+            "cpu_free": kv.cpu_pool.num_free,
+            **self._named(self._policy.queue_details()),
+        }
+
+    def _emit(self, line: Line) -> None:
+        """Write a step line."""
+        self._write(line)
         self._steps += 1
         self.t = max(self.t, _number(line["t"]) + 1)
+
+    def _flush_ahead(self) -> None:
+        """Write the line of a plan after which another one was made, before any result."""
+        if self._ahead is not None:
+            self._emit(self._ahead)
+            self._line = self._ahead = None
 
     def _flush_ignored(self) -> None:
         """A pass that only ended requests makes no plan; write its line before anything else happens."""
         if self._ignored:
-            self._emit({**self._begun(_NOTHING, self._ignored_t), "finished": []})
+            self._emit({**self._begun(_NOTHING, self._ignored_t), "finished": [], **self._state()})
+
+    def _named(self, details: Details) -> Line:
+        """Fields with requests under their names."""
+        fields: Line = {}
+        for key, value in details.items():
+            if isinstance(value, Ids):
+                fields[key] = self._names(value)
+            elif isinstance(value, Id):
+                fields[key] = None if value.id is None else self._name(value.id)
+            else:
+                fields[key] = value
+        return fields
 
     def _names(self, ids: Iterable[RequestId]) -> list[str]:
         return [self._name(key) for key in ids]

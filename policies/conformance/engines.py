@@ -9,9 +9,12 @@ from policies.conformance.log import DecisionLog
 from policies.core.errors import ConfigError, LogError, closest
 from policies.core.kv import KvManager
 from policies.core.protocols import Policy
+from policies.core.radix_kv import RadixKv
 from policies.systems.paged import PREEMPTION_MODES, Paged
 from policies.systems.paged_chunked import PagedChunked
 from policies.systems.sarathi import Sarathi, Scheduler
+from policies.systems.sglang import SgLang
+from policies.systems.sglang_queue import Scheduling
 from policies.systems.token_budget import TokenBudget
 from policies.systems.vidur import Vidur
 
@@ -24,6 +27,9 @@ _DYNAMIC = ("low_chunk_size", "high_chunk_size", "chunk_schedule_max_tokens", "c
 _SARATHI_TOO = ("chunk_size", "max_batched_tokens", "enable_dynamic_chunking_schedule", *_DYNAMIC)
 _VIDUR = ("block_size", "num_blocks", "batch_size_cap", "max_tokens")
 _VIDUR_TOO = ("chunk_size", "max_tokens_in_batch", "watermark")
+_SGLANG = ("max_total_num_tokens", "max_running_requests", "max_prefill_tokens", "context_len", "page_size")
+_SGLANG_ORDER = ("schedule_policy", "schedule_conservativeness", "enable_mixed_chunk", "ignore_eos")
+_SGLANG_TOO = ("chunked_prefill_size", "cache", "overlap", *_SGLANG_ORDER)
 
 
 class _Engine(NamedTuple):
@@ -162,9 +168,33 @@ def _vidur(log: DecisionLog) -> Policy:
     )
 
 
+def _sglang(log: DecisionLog) -> Policy:
+    """SGLang with pages of one token; chunked_prefill_size null or -1 is no chunks."""
+    if log.setting("page_size", int) != 1:
+        raise ConfigError("'page_size' must be 1; larger pages are not modelled")
+    cache = log.setting("cache", str, "radix")
+    if cache not in ("radix", "chunk"):
+        raise ConfigError(f"cache '{cache}' is not modelled; known: radix, chunk")
+    chunk = 0 if log.config.get("chunked_prefill_size") is None else log.setting("chunked_prefill_size", int)
+    return SgLang(
+        RadixKv(log.setting("max_total_num_tokens", int), enable_prefix_caching=cache == "radix"),
+        max_num_seqs=log.setting("max_running_requests", int),
+        max_num_batched_tokens=log.setting("max_prefill_tokens", int),
+        max_model_len=log.setting("context_len", int),
+        chunked_prefill_size=max(chunk, 0),
+        scheduling=cast(Scheduling, log.setting("schedule_policy", str, "fcfs")),
+        schedule_conservativeness=log.setting("schedule_conservativeness", float, 1.0),
+        enable_mixed_chunk=log.setting("enable_mixed_chunk", bool, False),
+        ignore_eos=log.setting("ignore_eos", bool, False),
+        overlap=log.setting("overlap", bool, True),
+        faithful=True,
+    )
+
+
 _ENGINES: dict[str, _Engine] = {
     "vllm v1 0.11.2": _Engine(_VLLM, _V1, ("fcfs",), _vllm_v1),
     "vllm v0 0.6.3.post1": _Engine(_VLLM, _V0, ("fcfs",), _vllm_v0),
     "sarathi-serve 96f9911": _Engine(_SARATHI, _SARATHI_TOO, get_args(Scheduler), _sarathi),
     "vidur 7d47513": _Engine(_VIDUR, _VIDUR_TOO, ("sarathi", "vllm", "orca"), _vidur, "max_tokens"),
+    "sglang 0.4.9": _Engine(_SGLANG, _SGLANG_TOO, ("fcfs",), _sglang, "context_len"),
 }

@@ -39,7 +39,20 @@ FIELDS_VIDUR = (
 FIELDS_SARATHI = (*FIELDS_VIDUR, "ignored")
 """The same for Sarathi-Serve."""
 
-_FIELDS = {"v1": FIELDS_V1, "v0": FIELDS_V0, "sarathi-serve": FIELDS_SARATHI, "vidur": FIELDS_VIDUR}
+FIELDS_SGLANG = (
+    *("mode", "sched", "tokens", "new", "resumed", "preempted", "hits", "chunked", "free_after_schedule"),
+    *("evictable_after_schedule", "new_token_ratio", "finished", "waiting", "running", "joining", "full"),
+    *("free", "evictable"),
+)
+"""The same for SGLang, whose free slots do not count those that eviction would free."""
+
+_FIELDS = {
+    "v1": FIELDS_V1,
+    "v0": FIELDS_V0,
+    "sarathi-serve": FIELDS_SARATHI,
+    "vidur": FIELDS_VIDUR,
+    "sglang": FIELDS_SGLANG,
+}
 
 END_FIELDS = ("preemptions", "swap_outs", "unfinished")
 _END_DEFAULTS = {"swap_outs": 0}

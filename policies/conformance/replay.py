@@ -14,7 +14,7 @@ from policies.conformance.engines import build_policy, max_model_len
 from policies.conformance.log import END_FIELDS, DecisionLog, LoggedRequest, Object, read_log
 from policies.core.engine import Engine
 from policies.core.errors import ContractError, EngineDied, Stuck
-from policies.core.plan import Idle, StepResult
+from policies.core.plan import Idle, StepPlan, StepResult
 from policies.core.stops import StopCalendar, stop_of
 
 _QUEUES = ("waiting", "running", "swapped")
@@ -85,11 +85,13 @@ def _drive(log: DecisionLog, engine: Engine, writer: DecisionWriter) -> None:
     calendar = StopCalendar()
     arrivals = deque(log.requests)
     aborts = deque(sorted(_aborts(log.requests)))
+    in_flight: deque[StepPlan] = deque()
     t = 0
     stopped_at = log.stopped_at
     while engine.num_unfinished or arrivals:
-        if not engine.num_unfinished:
-            t = max(t, arrivals[0].arrival_step)
+        if not engine.num_unfinished and arrivals[0].arrival_step > t:
+            t = arrivals[0].arrival_step
+            _rest(engine, in_flight, t)
         writer.t = t
         while arrivals and arrivals[0].arrival_step <= t:
             logged = arrivals.popleft()
@@ -104,7 +106,7 @@ def _drive(log: DecisionLog, engine: Engine, writer: DecisionWriter) -> None:
         if t >= stopped_at:
             break
         if engine.num_unfinished:
-            _step(engine, calendar, t)
+            _step(engine, calendar, in_flight, t)
             t += 1
 
 
@@ -114,16 +116,28 @@ def _aborts(requests: Sequence[LoggedRequest]) -> Iterator[tuple[int, int]]:
             yield logged.abort_step, logged.request.id
 
 
-def _step(engine: Engine, calendar: StopCalendar, t: int) -> None:
+def _step(engine: Engine, calendar: StopCalendar, in_flight: deque[StepPlan], t: int) -> None:
+    """One pass of the engine's loop: a plan, then the result of the oldest one if no more may be in flight."""
     plan = engine.plan(t)
     for finish in plan.rejected:
         calendar.remove(finish.id)
     engine.policy.kv.check()
     if not isinstance(plan, Idle):
         calendar.apply(plan)
-        finished = calendar.complete(plan, 1)
-        engine.complete(StepResult(plan.step, t, t + 1, finished=finished))
+        in_flight.append(plan)
+    if in_flight and (isinstance(plan, Idle) or len(in_flight) == engine.policy.max_in_flight):
+        done = in_flight.popleft()
+        finished = calendar.complete(done, 1)
+        engine.complete(StepResult(done.step, t, t + 1, finished=finished))
         engine.policy.kv.check()
+
+
+def _rest(engine: Engine, in_flight: deque[StepPlan], t: int) -> None:
+    """Nothing is left to do: what is in flight ends, and the engine notices."""
+    while in_flight:
+        done = in_flight.popleft()
+        engine.complete(StepResult(done.step, t, t))
+    engine.plan(t)
 
 
 # -- comparison ----------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 from policies.core.errors import ContractError, Stuck
@@ -14,9 +15,12 @@ class Engine:
     """One replica's scheduler loop, without the loop.
 
     A driver calls ``add`` and ``abort`` between steps, then ``plan``; it runs the plan and calls ``complete``. In a
-    quiet run it may book steps ahead with ``skip`` before ``complete``, and go on with ``carry_on`` instead of ``plan``.
+    quiet run it may book steps ahead with ``skip`` before ``complete``, and go on with ``carry_on``, not ``plan``.
     Requests that ended, in the order their clients learn of it, come back from ``complete``, ``plan`` (through
     ``ended``) and ``abort``.
+
+    A policy whose engine schedules ahead (``policy.max_in_flight`` > 1) may be asked for the next plan before the
+    last one is complete; results come in the order of the plans.
 
     ``deliver_at_batch_end`` holds answers back until nothing runs, as static batching does.
     """
@@ -30,6 +34,7 @@ class Engine:
         self._deliver_at_batch_end = deliver_at_batch_end
         self._undelivered: list[Finish] = []
         self._plan: StepPlan | None = None
+        self._in_flight: deque[StepPlan] = deque()
 
     def refuse(self, request: Request, now_s: float) -> Finish | None:
         """The end of a request that the engine refuses at its door, at the moment it comes; None to take it."""
@@ -81,10 +86,12 @@ class Engine:
             self._end(plan.rejected, now_s)
         if isinstance(plan, Idle):
             self._plan = None
-            if self.num_unfinished and plan.wake_at_s is None and not self.policy.kv.in_transit:
+            waits = plan.wake_at_s is not None or self.policy.kv.in_transit or self._in_flight
+            if self.num_unfinished and not waits:
                 self._raise_stuck(plan)
             return plan
         self._plan = plan
+        self._in_flight.append(plan)
         if self.observer is not None:
             self.observer.on_begin(plan, now_s, fresh=True)
         return plan
@@ -93,6 +100,7 @@ class Engine:
         """Begin one more step of the quiet run that the last plan started; returns its grants."""
         if self._plan is None:
             raise ContractError("carry_on without a plan")
+        self._in_flight.append(self._plan)
         grants = self.policy.skip(1)
         if self.observer is not None:
             self.observer.on_begin(self._plan, now_s, fresh=False)
@@ -103,10 +111,11 @@ class Engine:
         return self.policy.skip(steps)
 
     def complete(self, result: StepResult) -> Sequence[Finish]:
-        """Book the steps that ran; returns the requests whose clients learn of their end now."""
-        plan = self._plan
-        if plan is None:
+        """Book the steps that ran, of the oldest plan in flight; returns the requests whose clients learn of their end
+        now."""
+        if not self._in_flight:
             raise ContractError(f"result of step {result.step} without a plan")
+        plan = self._in_flight.popleft()
         self.policy.on_step_end(result)
         if self.observer is not None:
             self.observer.on_step(plan, result)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
 
 from policies.core.kv import KvManager
 from policies.core.plan import (
@@ -41,6 +41,25 @@ class Services(Protocol):
         """Predicted number of output tokens; a pure function of (seed, request id)."""
 
 
+class Ids(tuple[RequestId, ...]):
+    """Requests in a field of a decision log."""
+
+    __slots__ = ()
+
+
+class Id(NamedTuple):
+    """One request or none in a field of a decision log."""
+
+    id: RequestId | None
+
+
+Details = Mapping[str, object]
+"""Fields of a decision log that one system has beside the common ones, or means otherwise; ``Ids`` and ``Id`` are
+written as names."""
+
+NO_DETAILS: Details = {}
+
+
 class Policy(ABC):
     """Decides, step by step, which requests run. It sees integers and times, never tensors or true output lengths.
 
@@ -50,6 +69,10 @@ class Policy(ABC):
     """
 
     kv: KvManager
+
+    max_in_flight = 1
+    """Plans that this engine makes before it knows the result of the first of them. With 2 it schedules one step
+    ahead: results come one plan late, and rows that have left meanwhile get nothing from them."""
 
     def refusal(self, request: Request) -> str | None:
         """Why this engine refuses a request at its door, if it does; depends on the request alone."""
@@ -92,12 +115,21 @@ class Policy(ABC):
     def queues(self) -> Queues:
         """The queues in order; O(requests), for logs and checks."""
 
+    def plan_details(self) -> Details:
+        """What only this system's logs tell of the plan just made; O(requests), for logs."""
+        return NO_DETAILS
+
+    def queue_details(self) -> Details:
+        """What only this system's logs tell of its state between steps; O(requests), for logs."""
+        return NO_DETAILS
+
     def on_transfer_done(self, transfer: Transfer) -> None:  # noqa: B027  (most policies only make blocking ones)
         """A non-blocking transfer of this policy has ended."""
 
 
 class Backend(Protocol):
-    """Runs plans. ``max_in_flight`` plans may be submitted before the first is collected."""
+    """Runs plans. ``max_in_flight`` plans may be submitted before the first is collected; a driver makes as many ahead
+    as policy and backend both allow. A row that leaves with a later plan emits nothing in an earlier one."""
 
     max_in_flight: int
 

@@ -1,0 +1,217 @@
+"""Radix cache after SGLang: a tree over token sequences that owns KV slots, one token a slot.
+
+Tokens are named by the segments of requests (``policies.core.request.Segments``), so a sequence of any length is a
+few *runs* ``(segment, first token, number of tokens)`` and comparing two costs O(runs). Every token of a request
+that was prefilled or has finished stays in the tree until its slot is needed: least recently used leaves go first,
+those that a running request holds never.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from heapq import heappop, heappush
+from typing import NamedTuple
+
+from policies.core.request import RequestId, Segments, output_segment
+
+Run = tuple[str, int, int]
+_ENDLESS = 1 << 60
+
+
+class Text:
+    """Tokens of one request: its prompt, then its output, which never ends. ``shared`` is False when no other
+    request can have the same tokens."""
+
+    __slots__ = ("runs", "shared")
+
+    def __init__(self, request_id: RequestId, segments: Segments, prompt_tokens: int) -> None:
+        self.shared = bool(segments)
+        prompt = segments or ((f"in:{request_id}", prompt_tokens),)
+        self.runs = (*prompt, (output_segment(request_id), _ENDLESS))
+
+    def slice(self, start: int, end: int) -> list[Run]:
+        """The runs of tokens ``start`` to ``end - 1``."""
+        found: list[Run] = []
+        place = 0
+        for name, length in self.runs:
+            first, last = max(start, place), min(end, place + length)
+            if first < last:
+                found.append((name, first - place, last - first))
+            place += length
+            if place >= end:
+                break
+        return found
+
+
+class Node:
+    """Tokens that follow those of the parent, and the slots of their KV. ``locks`` counts the running requests whose
+    prefix passes through; ``time`` is that of the last visit; ``queued`` says that the eviction queue knows it."""
+
+    __slots__ = ("children", "locks", "parent", "queued", "runs", "slots", "time")
+
+    def __init__(self, parent: Node | None, runs: list[Run], slots: Sequence[int], time: int) -> None:
+        self.children: dict[tuple[str, int], Node] = {}
+        self.parent = parent
+        self.runs = runs
+        self.slots = slots
+        self.time = time
+        self.locks = 0
+        self.queued = False
+
+
+class Prefix(NamedTuple):
+    """The longest known prefix of a text: the node it ends at and its number of tokens."""
+
+    node: Node
+    num_tokens: int
+
+
+class RadixTree:
+    """The tree. ``evictable`` counts the tokens of nodes that no request locks."""
+
+    def __init__(self) -> None:
+        self.evictable = 0
+        self._clock = 0
+        self._leaves: list[tuple[int, Node]] = []
+        self.root = Node(None, [], (), 0)
+
+    def find(self, text: Text, num_tokens: int) -> Prefix:
+        """The longest known prefix of the first ``num_tokens`` tokens. Marks every node on the way as used now, and
+        splits the last one if the prefix ends inside it."""
+        node, found = self.root, 0
+        node.time = self._tick()
+        index = offset = 0
+        runs = text.runs
+        while found < num_tokens:
+            child = node.children.get((runs[index][0], offset))
+            if child is None:
+                break
+            child.time = self._tick()
+            common, index, offset = _common(child.runs, runs, index, offset, num_tokens - found)
+            found += common
+            if common < len(child.slots):
+                return Prefix(self._split(child, common), found)
+            node = child
+        return Prefix(node, found)
+
+    def insert(self, text: Text, num_tokens: int, slots: Sequence[int]) -> Prefix:
+        """Enter the first ``num_tokens`` tokens, which lie in ``slots``.
+
+        Returns the node where they end, and how many of them were known: those keep the slots they have here.
+        """
+        node, known = self.find(text, num_tokens)
+        if known < num_tokens:
+            runs = text.slice(known, num_tokens)
+            leaf = Node(node, runs, slots[known:num_tokens], self._tick())
+            node.children[runs[0][:2]] = leaf
+            self.evictable += num_tokens - known
+            self._queue(leaf)
+            node = leaf
+        return Prefix(node, known)
+
+    def lock(self, node: Node) -> None:
+        """One more request runs on the tokens up to here."""
+        while node.parent is not None:
+            if not node.locks:
+                self.evictable -= len(node.slots)
+            node.locks += 1
+            node = node.parent
+
+    def unlock(self, node: Node) -> None:
+        """One request fewer."""
+        while node.parent is not None:
+            node.locks -= 1
+            if not node.locks:
+                self.evictable += len(node.slots)
+                if not node.children:
+                    self._queue(node)
+            node = node.parent
+
+    def evict(self, num_tokens: int) -> list[int]:
+        """Drop least recently used leaves until at least ``num_tokens`` tokens have gone or none is left; returns
+        their slots."""
+        freed: list[int] = []
+        leaves = self._leaves
+        while len(freed) < num_tokens and leaves:
+            time, node = heappop(leaves)
+            node.queued = False
+            parent = node.parent
+            if node.locks or node.children or parent is None:
+                continue
+            if node.time != time:  # visited since it was queued
+                self._queue(node)
+                continue
+            freed += node.slots
+            self.evictable -= len(node.slots)
+            node.parent = None
+            del parent.children[node.runs[0][:2]]
+            if not parent.children and not parent.locks:
+                self._queue(parent)
+        return freed
+
+    def _tick(self) -> int:
+        self._clock += 1
+        return self._clock
+
+    def _queue(self, node: Node) -> None:
+        if not node.queued and node.parent is not None:
+            node.queued = True
+            heappush(self._leaves, (node.time, node))
+
+    def _split(self, node: Node, num_tokens: int) -> Node:
+        """Cut a node in two; returns the new upper part, which counts as used last."""
+        upper_runs, lower_runs = _cut(node.runs, num_tokens)
+        upper = Node(node.parent, upper_runs, node.slots[:num_tokens], self._tick())
+        upper.locks = node.locks
+        upper.children[lower_runs[0][:2]] = node
+        assert node.parent is not None
+        node.parent.children[upper_runs[0][:2]] = upper
+        node.parent = upper
+        node.runs, node.slots = lower_runs, node.slots[num_tokens:]
+        return upper
+
+
+def path(node: Node) -> list[int]:
+    """The slots of all tokens up to a node, in order."""
+    parts = []
+    above: Node | None = node
+    while above is not None:
+        parts.append(above.slots)
+        above = above.parent
+    slots: list[int] = []
+    for part in reversed(parts):
+        slots += part
+    return slots
+
+
+def _common(
+    key: Sequence[Run], runs: Sequence[tuple[str, int]], index: int, offset: int, limit: int
+) -> tuple[int, int, int]:
+    """Tokens that ``key`` shares with a text from token ``offset`` of its run ``index`` on, at most ``limit``; and the
+    place in the text behind them."""
+    found = 0
+    for name, start, length in key:
+        while length:
+            run_name, run_length = runs[index]
+            count = min(length, run_length - offset, limit - found)
+            if name != run_name or start != offset or not count:
+                return found, index, offset
+            found += count
+            start += count
+            length -= count
+            offset += count
+            if offset == run_length:
+                index, offset = index + 1, 0
+    return found, index, offset
+
+
+def _cut(runs: Sequence[Run], num_tokens: int) -> tuple[list[Run], list[Run]]:
+    upper: list[Run] = []
+    for index, (name, start, length) in enumerate(runs):
+        if length >= num_tokens:
+            upper.append((name, start, num_tokens))
+            rest = [(name, start + num_tokens, length - num_tokens)] if length > num_tokens else []
+            return upper, [*rest, *runs[index + 1 :]]
+        upper.append((name, start, length))
+        num_tokens -= length
+    raise ValueError("a node is cut behind its end")

@@ -1,0 +1,479 @@
+"""SGLang's scheduler (0.4.9, page size 1): prefill first, optimistic admission, retraction, radix cache.
+
+A pass either prefills waiting requests or runs one decode step of all running ones. Admission reserves only a part of
+what running requests may still make; when a decode pass finds too few slots, requests are retracted.
+
+The real engine may plan a step before it knows the tokens of the one before (overlap): then every test sees output
+counts one behind, and a request that ends is run once more for nothing. That is a matter of who drives: the policy
+keeps account of the steps in flight, and ``max_in_flight`` says how many the real engine has.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from itertools import chain
+
+from policies.core.errors import ConfigError, ContractError, EngineDied
+from policies.core.plan import (
+    BatchRow,
+    Chunk,
+    Decode,
+    Finish,
+    Grant,
+    Horizon,
+    Idle,
+    Load,
+    PreemptionMode,
+    Queues,
+    Remap,
+    StepPlan,
+    StepResult,
+)
+from policies.core.protocols import Details, Id, Ids, Policy
+from policies.core.radix_kv import RadixKv
+from policies.core.request import Request, RequestId
+from policies.systems.sglang_admission import Admission, Made
+from policies.systems.sglang_queue import SCHEDULING, Scheduling, reorder
+from policies.systems.sglang_retract import retract
+from policies.systems.sglang_rows import Flight, RunningList, SlotRow
+
+INITIAL_RATIO = 0.7
+MIN_RATIO_FACTOR = 0.14
+RATIO_DECAY_STEPS = 600.0
+
+
+class SgLang(Policy):
+    """SGLang's scheduler.
+
+    ``max_num_seqs`` is its max_running_requests, ``max_num_batched_tokens`` its max_prefill_tokens.
+    ``chunked_prefill_size`` tokens of a prompt at a time, 0: no chunks. ``scheduling`` is the order of the waiting
+    queue, ``schedule_conservativeness`` scales the part of the remaining output that is reserved.
+    ``enable_mixed_chunk`` lets running requests decode beside a prefill. ``ignore_eos`` says that all requests run to
+    ``max_tokens``, which without a prefix cache makes admission exact. ``overlap`` plans one step ahead.
+
+    ``faithful`` keeps the real engine's deaths; otherwise a request alone in the pool that gets no slot ends with
+    ``kv_capacity``, and where a mixed step lacks slots, its decodes or its chunk wait.
+    """
+
+    kv: RadixKv
+
+    def __init__(
+        self,
+        kv: RadixKv,
+        *,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        max_model_len: int,
+        chunked_prefill_size: int = 8_192,
+        scheduling: Scheduling = "fcfs",
+        schedule_conservativeness: float = 1.0,
+        enable_mixed_chunk: bool = False,
+        ignore_eos: bool = False,
+        overlap: bool = False,
+        faithful: bool = False,
+    ) -> None:
+        if scheduling not in SCHEDULING:
+            raise ConfigError(f"scheduling is '{scheduling}'; SGLang's orders are {', '.join(SCHEDULING)}")
+        self.kv = kv
+        self.max_num_seqs = max_num_seqs
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self.max_model_len = max_model_len
+        self.chunked_prefill_size = chunked_prefill_size
+        self.scheduling = scheduling
+        self.is_mixed = enable_mixed_chunk and chunked_prefill_size > 0
+        self.replays = ignore_eos and kv.tree is None
+        self.max_in_flight = 2 if overlap else 1
+        self.faithful = faithful
+        self.initial_ratio = min(INITIAL_RATIO * schedule_conservativeness, 1.0)
+        self.min_ratio = min(self.initial_ratio * MIN_RATIO_FACTOR, 1.0)
+        self.ratio_decay = (self.initial_ratio - self.min_ratio) / RATIO_DECAY_STEPS
+        self.ratio = self.initial_ratio
+        self.is_full = False
+        self.waiting: deque[SlotRow] = deque()
+        self.running = RunningList(kv)
+        self.joining: list[SlotRow] = []
+        self.chunked: SlotRow | None = None
+        self.mode = "idle"
+        self._started: dict[RequestId, SlotRow] = {}
+        self._remaps: list[Remap] = []
+        self._flights: deque[Flight] = deque()
+        self._step = 0
+        self._stopped_by = "arrivals"
+        self._leaves: list[RequestId] = []
+        self._begin()
+
+    def _begin(self) -> None:
+        self._chunks: tuple[Chunk, ...] = ()
+        self._decodes = False
+        self._joins: list[Grant] = []
+        self._grants: list[Grant] = []
+        self._preempted: list[tuple[RequestId, PreemptionMode]] = []
+        self._rejected: list[Finish] = []
+
+    # -- arrivals and aborts -----------------------------------------------------------------------------------------
+
+    def refusal(self, request: Request) -> str | None:
+        """A prompt that leaves no room for one output token is refused."""
+        return "prompt_too_long" if request.prompt_tokens >= self.max_model_len else None
+
+    def on_arrival(self, request: Request) -> None:
+        """Queue a request."""
+        self.waiting.append(SlotRow(request))
+
+    def on_abort(self, request_id: RequestId) -> int:
+        """Forget a request; what it has computed stays in the cache."""
+        for queued in self.waiting:
+            if queued.id == request_id:
+                self.waiting.remove(queued)
+                return queued.num_tokens - queued.prompt_tokens
+        row = self._started.get(request_id)
+        if row is None:
+            raise ContractError(f"abort of request {request_id}, which this policy does not hold")
+        self._end(row)
+        return row.num_tokens - row.prompt_tokens
+
+    def _end(self, row: SlotRow) -> None:
+        """Keep the tokens of a row in the cache and let it go; its place in the running list is free later."""
+        num_tokens = row.num_tokens = self._known(row)
+        if row.is_decoding:
+            self.running.decode.leave(row)
+            row.num_tokens = num_tokens
+        num_stored = num_tokens - 1
+        if row is self.chunked:
+            num_stored, self.chunked = row.num_computed_tokens, None
+        late = self.kv.finish(row.id, row.text, num_stored)
+        if late:
+            self._flights[-1].slots += late
+        row.ended = True
+        del self._started[row.id]
+        self._leaves.append(row.id)
+
+    def _known(self, row: SlotRow) -> int:
+        """Tokens of a row without the one that a step in flight makes."""
+        num_tokens = self.running.decode.num_tokens(row)
+        return num_tokens - any(flight.makes_token_of(row) for flight in self._flights)
+
+    # -- passes ------------------------------------------------------------------------------------------------------
+
+    def schedule(self, now_s: float) -> StepPlan | Idle:
+        """Prefill what may be admitted; else decode all running requests."""
+        for flight in self._flights:
+            if flight.decodes and not flight.is_booked:
+                self.running.decode.advance(1)
+                flight.is_booked = True
+        self._begin()
+        self._merge()
+        if self._prefill() or self._decode():
+            return self._make_plan()
+        return self._idle()
+
+    def _merge(self) -> None:
+        """The rows of the last prefill join the running list, without ended ones and the one in mid-prefill."""
+        chunked = self.chunked
+        if chunked is not None:
+            self._remember(chunked, chunked.num_computed_tokens)
+        if not self.joining:
+            return
+        kept = [row for row in self.joining if not row.ended and row is not chunked]
+        if len(kept) < len(self.joining) or (kept and not self.running.rows):
+            self.is_full = False
+        self.joining = []
+        if any(row.is_decoding for row in kept):
+            self.running.reseat(kept)
+        else:
+            self.running.append(kept)
+
+    def _remember(self, row: SlotRow, num_tokens: int) -> None:
+        remap = self.kv.remember(row.id, row.text, num_tokens)
+        if remap is not None:
+            self._remaps.append(remap)
+
+    def _idle(self) -> StepPlan | Idle:
+        """Nothing runs. An empty plan says that the next pass finds something else."""
+        if not self._flights:
+            self.ratio = self.initial_ratio
+        self.mode = "idle"
+        if self.waiting and self.is_full and not self.faithful:
+            self.is_full = False
+            if self._flights:
+                return self._make_idle("in_flight")
+            row = self.waiting.popleft()
+            self._rejected.append(Finish(row.id, "kv_capacity", row.num_tokens - row.prompt_tokens))
+        if self.waiting and not self.is_full:
+            return self._make_plan()
+        return self._make_idle("blocked" if self.waiting else "no_requests")
+
+    def _make_idle(self, reason: str) -> Idle:
+        leaves, rejected = tuple(self._leaves), tuple(self._rejected)
+        self._leaves.clear()
+        return Idle(reason, None, leaves, rejected)
+
+    def _make_plan(self) -> StepPlan:
+        decode, num_seqs, num_tokens = self.running.decode, 0, 0
+        if self._decodes:
+            num_seqs = num_tokens = len(decode.rows)
+        for chunk in self._chunks:
+            num_tokens += chunk.num_tokens
+        plan = StepPlan(
+            self._step,
+            num_seqs,
+            num_tokens,
+            decode.sum_context if num_seqs else 0,
+            decode.max_context if num_seqs else 0,
+            Decode.ALL if self._decodes else Decode.NONE,
+            self._chunks,
+            tuple(self._joins),
+            tuple(self._grants),
+            tuple(self._leaves),
+            tuple(self._preempted),
+            tuple(self._rejected),
+            limited_by=self._stopped_by if self.waiting else "arrivals",
+            remaps=tuple(remap for remap in self._remaps if remap[0] in self.kv.tables),
+        )
+        self._leaves.clear()
+        self._remaps.clear()
+        self._flights.append(Flight(self._chunks, decodes=self._decodes))
+        self._step += 1
+        return plan
+
+    # -- prefill -----------------------------------------------------------------------------------------------------
+
+    def _prefill(self) -> bool:
+        """Put a prefill batch together; False if there is none."""
+        if (self.is_full or not self.waiting) and self.chunked is None:
+            return False
+        if self.chunked is None and len(self.running.rows) >= self.max_num_seqs:
+            self.is_full, self._stopped_by = True, "max_num_seqs"
+            return False
+        num_mixed = len(self.running.rows) if self.is_mixed else 0
+        if self.chunked is not None and not self._chunk_fits(self.chunked, num_mixed):
+            self._retract_one(self.chunked)
+            return False
+        self.waiting = reorder(self.waiting, self.scheduling, self.kv)
+        batch = Admission(
+            self.kv,
+            ratio=self.ratio,
+            running=self._made(self.running.rows.values()),
+            num_mixed=num_mixed,
+            max_prefill_tokens=self.max_num_batched_tokens,
+            chunk_tokens=self.chunked_prefill_size,
+        )
+        self._admit(batch)
+        if batch.rows:
+            self._start(batch)
+        return bool(batch.rows)
+
+    def _made(self, rows: Iterable[SlotRow]) -> list[Made]:
+        """Rows of the running list and the output tokens known of each."""
+        if not self._flights:
+            steps = self.running.decode.steps
+            return [
+                (row, (row.offset + steps if row.is_decoding else row.num_tokens) - row.prompt_tokens) for row in rows
+            ]
+        return [(row, (row.num_tokens if row.ended else self._known(row)) - row.prompt_tokens) for row in rows]
+
+    def _chunk_fits(self, row: SlotRow, num_mixed: int) -> bool:
+        """The real engine does not look; its mixed steps die where decodes have used the memory of a prompt up."""
+        count = min(row.num_tokens - row.num_computed_tokens, self.chunked_prefill_size - num_mixed)
+        return self.faithful or count <= self.kv.num_free
+
+    def _admit(self, batch: Admission) -> None:
+        """The request in mid-prefill, then waiting ones until one does not fit."""
+        if self.chunked is not None:
+            batch.go_on(self.chunked, faithful=self.faithful)
+        room = self.max_num_seqs - len(self.running.rows)
+        self._stopped_by = "arrivals"
+        for row in self.waiting:
+            stop = "max_num_seqs" if len(batch.rows) >= room else batch.add(row, replay=self.replays)
+            if stop:
+                self._stopped_by = stop
+                self.is_full = self.is_full or stop != "token_budget"
+                break
+
+    def _start(self, batch: Admission) -> None:
+        """Take the slots of a prefill batch, and of the decodes that ride along."""
+        prefixes = {row.id: prefix for row, prefix in batch.started}
+        total = sum(chunk.num_tokens for chunk in batch.chunks)
+        if not self.kv.make_room(total):
+            raise EngineDied(f"prefill out of memory: {total} KV slots asked for, {self.kv.num_free} left")
+        for row, (request_id, start, count, emits) in zip(batch.rows, batch.chunks, strict=True):
+            if request_id in prefixes:
+                self.waiting.popleft()
+                self._started[request_id] = row
+                self._joins.append((request_id, self.kv.start(request_id, prefixes[request_id], count)))
+            elif count:
+                self._grants.append((request_id, self.kv.extend(request_id, count)))
+            row.num_computed_tokens = start + count
+            row.num_tokens += emits
+        self.chunked = batch.chunked
+        self.joining = batch.rows
+        self._chunks = tuple(batch.chunks)
+        self.mode = "extend"
+        if self.is_mixed and self.running.rows:
+            self._mix()
+
+    def _mix(self) -> None:
+        """Let the running requests decode beside the prefill, behind whose rows they stand from now on."""
+        running = self.running
+        running.drop_ended()
+        count = len(running.rows)
+        if not self.kv.make_room(count):
+            if self.faithful:
+                raise EngineDied(f"decode out of memory: {count} KV slots asked for, {self.kv.num_free} left")
+            return
+        if count:
+            self._grants += running.decode.take(1)
+            self._decodes, self.mode = True, "mixed"
+        self.joining = [*self.joining, *running.rows.values()]
+        running.rows = {}
+
+    # -- decode ------------------------------------------------------------------------------------------------------
+
+    def _decode(self) -> bool:
+        """One step of all running requests; False if there are none."""
+        running = self.running
+        dropped = running.drop_ended()
+        if running.rows:
+            if self.kv.make_room(len(running.rows)):
+                self.ratio = max(self.ratio - self.ratio_decay, self.min_ratio)
+            else:
+                self._retract()
+        if dropped or self._preempted or self._rejected:
+            self.is_full = False
+        if not running.rows:
+            return False
+        self._grants += running.decode.take(1)
+        self._decodes, self.mode = True, "decode"
+        return True
+
+    def _retract(self) -> None:
+        found = retract(self.kv, self._made(self.running.rows.values()))
+        for row in found.retracted:
+            self._start_over(row)
+        self.running.reseat(found.kept)
+        self.ratio = found.ratio
+        if found.is_stuck:
+            row = found.kept[0]
+            if self.faithful:
+                raise EngineDied(f"no KV slot left for request {row.id}, the only one that runs")
+            self._end(row)
+            self._rejected.append(Finish(row.id, "kv_capacity", row.num_tokens - row.prompt_tokens))
+            self.running.drop_ended()
+
+    def _retract_one(self, row: SlotRow) -> None:
+        """Our way out where the real engine dies: the request in mid-prefill gives its slots back."""
+        self.kv.retract(row.id)
+        self.chunked = None
+        self._start_over(row)
+
+    def _start_over(self, row: SlotRow) -> None:
+        """A request whose table is closed waits at the end of the queue; a token in flight is made again."""
+        num_tokens = self._known(row)
+        if row.is_decoding:
+            self.running.decode.leave(row)
+        row.num_tokens, row.num_computed_tokens = num_tokens, 0
+        for flight in self._flights:
+            flight.dropped.add(row.id)
+        del self._started[row.id]
+        self.waiting.append(row)
+        self._leaves.append(row.id)
+        self._preempted.append((row.id, "recompute"))
+
+    def horizon(self) -> Horizon:
+        """Slots only shrink in a quiet run; while the latch is set nobody looks at the queue."""
+        if not self._decodes or self._chunks or self.max_in_flight > 1 or (self.waiting and not self.is_full):
+            return Horizon(0, True)
+        return Horizon(self.kv.num_free // len(self.running.decode.rows), not self.is_full)
+
+    def skip(self, steps: int) -> Sequence[Grant]:
+        """Slots of further steps of a quiet run. Each evicts as the real one does, and lowers the ratio."""
+        decode, kv = self.running.decode, self.kv
+        count, left = len(decode.rows), steps
+        parts: list[Sequence[Grant]] = []
+        while left:
+            kv.make_room(count)
+            now = min(left, kv.pool.num_free // count)
+            parts.append(decode.take(now))
+            left -= now
+        for _ in range(steps):
+            if self.ratio <= self.min_ratio:
+                break
+            self.ratio = max(self.ratio - self.ratio_decay, self.min_ratio)
+        self._step += steps
+        return parts[0] if len(parts) == 1 else list(chain.from_iterable(parts))
+
+    # -- results -----------------------------------------------------------------------------------------------------
+
+    def on_step_end(self, result: StepResult) -> None:
+        """Tokens of the oldest step in flight: prefilled rows enter the cache, ended ones go, in batch order."""
+        flight = self._flights.popleft()
+        if flight.decodes and not flight.is_booked:
+            self.running.decode.advance(result.steps)
+        ended = {finish.id for finish in result.finished}
+        for request_id, start, count, emits in flight.chunks:
+            row = self._started.get(request_id)
+            if row is None or not emits or request_id in flight.dropped:
+                continue
+            if request_id in ended:
+                self._end(row)
+            else:
+                self._remember(row, start + count)
+        if ended:
+            rows = [self._started[key] for key in ended if key in self._started and key not in flight.dropped]
+            for row in sorted(rows, key=lambda row: row.order):
+                self._end(row)
+        if flight.slots:
+            self.kv.release(flight.slots)
+
+    # -- views -------------------------------------------------------------------------------------------------------
+
+    def batch_order(self) -> list[BatchRow]:
+        """Prefills, then decodes in running order."""
+        order = [BatchRow(*chunk) for chunk in ((c.id, c.num_tokens, c.start, c.emits) for c in self._chunks)]
+        if self._decodes:
+            decode = self.running.decode
+            order += [BatchRow(key, 1, decode.num_tokens(row) - 1, True) for key, row in decode.rows.items()]
+        return order
+
+    def load(self) -> Load:
+        """Queue lengths, slots that are free or can be evicted, stored tokens."""
+        decode = self.running.decode
+        stored = decode.sum_context + (self.chunked.num_computed_tokens if self.chunked is not None else 0)
+        return Load(
+            waiting=len(self.waiting),
+            running=len(self._started),
+            swapped=0,
+            free_blocks=self.kv.num_free,
+            stored_tokens=stored,
+            phase=0,
+            residues=(len(decode.rows),),
+            emitting=len(decode.rows),
+            free_cpu_blocks=0,
+        )
+
+    def queues(self) -> Queues:
+        """Waiting requests, and those with slots: the running list, then the rows of the last prefill."""
+        joining = [row.id for row in self.joining if not row.ended]
+        return Queues(tuple(row.id for row in self.waiting), (*self.running.live(), *joining))
+
+    def plan_details(self) -> Details:
+        """Free slots are those that need no eviction."""
+        return {
+            "mode": self.mode,
+            "chunked": Id(self.chunked.id if self.chunked is not None else None),
+            "free_after_schedule": self.kv.pool.num_free,
+            "evictable_after_schedule": self.kv.evictable,
+            "new_token_ratio": self.ratio,
+        }
+
+    def queue_details(self) -> Details:
+        """``joining`` are the rows of the last prefill that will join the running list."""
+        joining = [row.id for row in self.joining if not row.ended and row is not self.chunked]
+        return {
+            "running": Ids(self.running.live()),
+            "joining": Ids(joining),
+            "full": self.is_full,
+            "free": self.kv.pool.num_free,
+            "evictable": self.kv.evictable,
+        }

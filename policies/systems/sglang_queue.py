@@ -1,0 +1,76 @@
+"""The orders in which SGLang looks at its waiting requests."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Iterable
+from typing import Literal, get_args
+
+from policies.core.radix import Node, RadixTree
+from policies.core.radix_kv import RadixKv
+from policies.systems.sglang_rows import SlotRow
+
+Scheduling = Literal["fcfs", "lpm", "dfs-weight", "lof"]
+SCHEDULING = get_args(Scheduling)
+
+LPM_MAX_WAITING = 128
+"""Above so many waiting requests ``lpm`` leaves the order alone."""
+
+IN_BATCH_TOKENS = 32
+"""``lpm`` puts a request off that has at most so many cached tokens and shares at least so many with an earlier one
+like it: that one fills the cache for both."""
+
+
+def reorder(waiting: deque[SlotRow], scheduling: Scheduling, kv: RadixKv) -> deque[SlotRow]:
+    """The waiting requests in the order in which they are tried. Looking a prefix up counts as a use of it. Without a
+    prefix cache the orders that look at it are first come, first served."""
+    if scheduling == "lof":
+        return deque(sorted(waiting, key=lambda row: -row.max_tokens))
+    if scheduling == "fcfs" or kv.tree is None:
+        return waiting
+    if scheduling == "dfs-weight":
+        return _depth_first(waiting, kv.tree)
+    return waiting if len(waiting) > LPM_MAX_WAITING else _longest_prefix_first(waiting, kv.tree)
+
+
+def _longest_prefix_first(waiting: Iterable[SlotRow], tree: RadixTree) -> deque[SlotRow]:
+    """Longest cached prefix first; those whose prefix an earlier one will bring into the cache last."""
+    keyed: list[tuple[float, SlotRow]] = []
+    seen = RadixTree()
+    for row in waiting:
+        limit = row.num_tokens - 1
+        cached = tree.find(row.text, limit).num_tokens
+        key: float = -cached
+        if cached <= IN_BATCH_TOKENS and row.text.shared:
+            if seen.find(row.text, limit).num_tokens >= IN_BATCH_TOKENS:
+                key = float("inf")
+            else:
+                seen.insert(row.text, limit, range(limit))
+        keyed.append((key, row))
+    keyed.sort(key=lambda item: item[0])
+    return deque(row for _, row in keyed)
+
+
+def _depth_first(waiting: Iterable[SlotRow], tree: RadixTree) -> deque[SlotRow]:
+    """Depth first over the tree, the subtree with more waiting requests first, those of a node after its subtrees."""
+    rows_at: defaultdict[Node, list[SlotRow]] = defaultdict(list)
+    for row in waiting:
+        rows_at[tree.find(row.text, row.num_tokens - 1).node].append(row)
+    weights: defaultdict[Node, int] = defaultdict(int)
+    for node, rows in rows_at.items():
+        above: Node | None = node
+        while above is not None:
+            weights[above] += len(rows)
+            above = above.parent
+    found: deque[SlotRow] = deque()
+    stack: list[tuple[Node, bool]] = [(tree.root, False)]
+    while stack:
+        node, is_done = stack.pop()
+        if is_done:
+            found.extend(rows_at.get(node, ()))
+            continue
+        stack.append((node, True))
+        children = [child for child in node.children.values() if child in weights]
+        children.sort(key=lambda child: -weights[child])
+        stack.extend((child, False) for child in reversed(children))
+    return found

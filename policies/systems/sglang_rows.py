@@ -1,0 +1,129 @@
+"""SGLang's requests, and its decoding rows: each takes one slot in every step."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from typing import overload
+
+from policies.core.plan import Chunk, Grant
+from policies.core.radix import Text
+from policies.core.radix_kv import RadixKv
+from policies.core.request import Request, RequestId
+from policies.core.rows import DecodeSet, Row
+
+_append = list.append
+
+
+class SlotRow(Row):
+    """One request. An ``ended`` one stays in the running list until a decode pass finds it."""
+
+    ended = False
+
+    def __init__(self, request: Request) -> None:
+        super().__init__(request)
+        self.max_tokens = request.max_tokens
+        self.text = Text(request.id, request.segments, request.prompt_tokens)
+
+
+class SlotGrants(Sequence[Grant]):
+    """The grants of several steps, slot by slot, without a tuple for each."""
+
+    __slots__ = ("_ids", "_slots")
+
+    def __init__(self, ids: tuple[RequestId, ...], slots: list[int]) -> None:
+        self._ids, self._slots = ids, slots
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    @overload
+    def __getitem__(self, index: int) -> Grant: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Grant]: ...
+    def __getitem__(self, index: int | slice) -> Grant | Sequence[Grant]:
+        if isinstance(index, slice):
+            return list(self)[index]
+        slot = self._slots[index]
+        return self._ids[index % len(self._slots) % len(self._ids)], (slot,)
+
+    def __iter__(self) -> Iterator[Grant]:
+        steps = len(self._slots) // len(self._ids)
+        return zip(self._ids * steps, zip(self._slots, strict=False), strict=True)
+
+
+class SlotRows(DecodeSet):
+    """Decoding rows of a pool with one token a slot, always in running order."""
+
+    def take(self, steps: int) -> Sequence[Grant]:
+        """A slot for each row in each of the next ``steps`` steps, in step order and in running order within one."""
+        tables = self._buckets[0]
+        num_rows = len(tables)
+        slots = self._kv.pool.take(num_rows * steps)
+        if steps == 1:
+            deque(map(_append, tables.values(), slots), 0)
+        else:
+            for index, table in enumerate(tables.values()):
+                table += slots[index::num_rows]
+        return SlotGrants(tuple(tables), slots)
+
+
+class Flight:
+    """A step whose result is not known yet. ``dropped`` requests are told nothing of it; ``slots`` are those that it
+    writes for requests that have ended meanwhile. ``is_booked`` once its decoding rows count the token they get."""
+
+    __slots__ = ("chunks", "decodes", "dropped", "is_booked", "slots")
+
+    def __init__(self, chunks: Sequence[Chunk], *, decodes: bool) -> None:
+        self.chunks = chunks
+        self.decodes = decodes
+        self.is_booked = False
+        self.dropped: set[RequestId] = set()
+        self.slots: list[int] = []
+
+    def makes_token_of(self, row: SlotRow) -> bool:
+        """True if the tokens of a row count one that this step is still making."""
+        if self.decodes and self.is_booked and row.is_decoding:
+            return True
+        return any(chunk.id == row.id and chunk.emits for chunk in self.chunks)
+
+
+class RunningList:
+    """SGLang's running batch: requests in order, those that ended included until they are dropped, and the decoding
+    rows among them."""
+
+    def __init__(self, kv: RadixKv) -> None:
+        self.rows: dict[RequestId, SlotRow] = {}
+        self.decode = SlotRows(kv)
+        self._last_order = 0
+
+    def append(self, rows: Iterable[SlotRow]) -> None:
+        """Let prefilled rows decode from now on."""
+        for row in rows:
+            self._enter(row)
+
+    def reseat(self, rows: Sequence[SlotRow]) -> None:
+        """Make ``rows`` the list, in this order; those that decode go on."""
+        for row in rows:
+            if row.is_decoding:
+                self.decode.leave(row)
+        self.rows = {}
+        for row in rows:
+            self._enter(row)
+
+    def _enter(self, row: SlotRow) -> None:
+        self._last_order += 1
+        row.order = self._last_order
+        self.rows[row.id] = row
+        self.decode.join(row)
+
+    def drop_ended(self) -> bool:
+        """Forget the ended ones; True if there were any."""
+        before = len(self.rows)
+        if before > len(self.decode.rows):
+            self.rows = {key: row for key, row in self.rows.items() if not row.ended}
+        return len(self.rows) < before
+
+    def live(self) -> list[RequestId]:
+        """Those that have not ended."""
+        return [key for key, row in self.rows.items() if not row.ended]
