@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from sim.config import load_config
-from traces.record.read import read_run
 from tests.command import batchscope, chat, own_csv, settings
+from traces.record.read import read_run
 
 STATS = {"n", "mean", "p50", "p90", "p95", "p99"}
 LATENCIES = {"ttft_s", "itl_s", "tpot_s", "e2e_s", "queue_s", "waited_s", "normalized_latency_s"}

@@ -62,8 +62,8 @@ def kv_pool(
             f"{shape.name} on {card.name} leaves no room for KV blocks:"
             f" {utilization:g} x {memory / 1e9:.1f} GB memory"
             f" - {shape.weight_bytes / 1e9:.1f} GB weights - {activation / 1e9:.1f} GB activations"
-            f" - {reserve_bytes / 1e9:.1f} GB reserve = {left / 1e9:.1f} GB, and a block takes"
-            f" {block_bytes / 1e9:.3f} GB; choose a larger card or a smaller model, or raise"
+            f" - {reserve_bytes / 1e9:.1f} GB reserve = {left / 1e9:.1f} GB, where a block takes"
+            f" {block_bytes / 1e6:.1f} MB; choose a larger card or a smaller model, or raise"
             " engine.gpu_memory_utilization"
         )
     return KvPool(
@@ -74,8 +74,13 @@ def kv_pool(
 def check_fits(shape: ModelShape, card: Card, num_gpu_blocks: int, block_size: int) -> None:
     """ConfigError when the weights and a pool of ``num_gpu_blocks`` exceed the whole memory of the card."""
     pool_bytes = num_gpu_blocks * shape.block_bytes(block_size)
+    if shape.weight_bytes > card.memory_bytes:
+        raise ConfigError(
+            f"the weights of {shape.name}, {shape.weight_bytes / 1e9:.1f} GB, exceed the {card.memory_bytes / 1e9:.1f}"
+            f" GB of {card.name}; choose a larger card or a smaller model"
+        )
     if shape.weight_bytes + pool_bytes > card.memory_bytes:
-        most = max(0, card.memory_bytes - shape.weight_bytes) // shape.block_bytes(block_size)
+        most = (card.memory_bytes - shape.weight_bytes) // shape.block_bytes(block_size)
         raise ConfigError(
             f"engine.num_gpu_blocks = {num_gpu_blocks}: {shape.name} on {card.name} has memory for {most} blocks of"
             f" {block_size} tokens at most; give fewer, a larger card or a smaller model"
