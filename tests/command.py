@@ -6,6 +6,7 @@ import io
 import json
 import sys
 from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -66,3 +67,22 @@ def chat(rate_per_s: float, num_requests: int, **more: object) -> list[str]:
 def own_csv(*rows: tuple[object, ...], columns: str = "arrival_s,prompt_tokens,output_tokens") -> str:
     """A trace in our own format."""
     return "\n".join([columns, *(",".join(map(str, row)) for row in rows)]) + "\n"
+
+
+OWN = own_csv((0, 10, 5), (1, 20, 6))
+TRACE = ("--trace", "own.csv")
+POSITIVE = "give a whole number of at least 1"
+
+
+def message_of(*arguments: object, files: dict[str, str | bytes] | None = None) -> str:
+    """The one line that a mistake ends in, without the program's name; checks everything else about it."""
+    for name, content in ({"own.csv": OWN} if files is None else files).items():
+        Path(name).write_bytes(content.encode() if isinstance(content, str) else content)
+    before = sorted(Path().rglob("*"))
+    ended = batchscope(*arguments)
+    assert (ended.exit_code, ended.stdout) == (2, ""), ended
+    assert sorted(Path().rglob("*")) == before
+    assert ended.stderr.endswith("\n")
+    assert ended.stderr.count("\n") == 1, ended.stderr
+    assert ended.stderr.startswith("batchscope: ")
+    return ended.stderr.removeprefix("batchscope: ").removesuffix("\n")
