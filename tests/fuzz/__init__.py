@@ -1,0 +1,1 @@
+"""The property tests at length: ``make fuzz``."""

@@ -1,0 +1,95 @@
+"""Every policy and mode under one name each, built from its preset for a pool of any size."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, NamedTuple
+
+from policies.core.protocols import Policy, Services
+from policies.presets import build_policy, preset, resolve
+
+Blocks = Literal["chunks", "prompts", "slots"]
+
+
+class Size(NamedTuple):
+    """Limits of an engine, and its pool in blocks of ``block_size`` tokens."""
+
+    num_gpu_blocks: int
+    block_size: int = 16
+    max_model_len: int = 4096
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 2048
+    num_cpu_blocks: int = 512
+    kv_bytes_per_token: int = 512 << 10
+    pieces_per_block: int = 64
+
+
+class Variant(NamedTuple):
+    """One policy with its modes. ``blocks`` says which blocks a row of it holds: those of its tokens, prompts
+    chunk by chunk (``chunks``) or at once (``prompts``), or a whole reservation (``slots``)."""
+
+    name: str
+    preset: str
+    blocks: Blocks
+    overrides: Mapping[str, object] = {}
+
+    @property
+    def deliver_at_batch_end(self) -> bool:
+        """True if answers wait until nothing runs."""
+        return preset(self.preset).delivery == "batch_end"
+
+    @property
+    def caches_prefixes(self) -> bool:
+        """True if blocks may be shared."""
+        return bool(self.overrides.get("enable_prefix_caching", False))
+
+    def build(self, size: Size, services: Services) -> Policy:
+        """The policy with memory of that size."""
+        chosen = preset(self.preset)
+        chunked = self.overrides.get(
+            "enable_chunked_prefill", chosen.defaults.get("enable_chunked_prefill", False)
+        )
+        limits = {
+            "max_num_seqs": size.max_num_seqs,
+            "max_num_batched_tokens": max(
+                size.max_num_batched_tokens, size.max_num_seqs, 0 if chunked else size.max_model_len
+            ),
+            "block_size": size.block_size,
+            "swap_space_bytes": size.num_cpu_blocks * size.block_size * size.kv_bytes_per_token,
+        }
+        known = {key: value for key, value in limits.items() if key in chosen.defaults}
+        parameters = resolve(chosen, {**known, **self.overrides}, max_model_len=size.max_model_len)
+        tokens = size.num_gpu_blocks * size.block_size
+        if chosen.blocks == "slot":
+            tokens = max(tokens, size.max_model_len)
+        policy, _ = build_policy(
+            parameters,
+            num_gpu_blocks=-(-tokens // parameters.pool_block_size),
+            kv_bytes_per_token=size.kv_bytes_per_token,
+            pieces_per_block=size.pieces_per_block,
+            services=services,
+        )
+        return policy
+
+
+def _variants() -> list[Variant]:
+    v1: dict[str, Mapping[str, object]] = {
+        "v1": {},
+        "v1-whole": {"enable_chunked_prefill": False},
+        "v1-threshold": {"long_prefill_token_threshold": 7},
+        "v1-prefix": {"enable_prefix_caching": True},
+        "v1-prefix-whole": {"enable_prefix_caching": True, "enable_chunked_prefill": False},
+    }
+    found = [
+        Variant(name, "vllm-0.11", "chunks", {"enable_prefix_caching": False, **options})
+        for name, options in v1.items()
+    ]
+    for mode in ("recompute", "swap", "auto"):
+        found.append(Variant(f"v0-{mode}", "vllm-0.6", "prompts", {"preemption_mode": mode}))
+        found.append(Variant(f"v0-chunked-{mode}", "vllm-0.6-chunked", "prompts", {"preemption_mode": mode}))
+    found += [Variant(name, name, "slots") for name in ("orca-max", "orca-pow2", "orca-oracle")]
+    found += [Variant(name, name, "slots") for name in ("ft-static", "ft-static-early-return")]
+    return found
+
+
+VARIANTS: Mapping[str, Variant] = {variant.name: variant for variant in _variants()}
