@@ -69,7 +69,7 @@ class Recorder:
         self._row: list[Any] = []
         self._run: QuietRun | None = None
         self._row_limit = ""
-        self._load = self._row_load = Load(0, 0, 0, 0, 0, 0, 0, 0, ())
+        self._load = self._row_load = Load(0, 0, 0, 0, 0, 0, (), 0, 0)
         self._decodes = False
 
     # -- arrivals and plans ------------------------------------------------------------------------------------------
