@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-import time
+from time import monotonic
 from typing import Self, TextIO
 
 _FIRST_S = 1.0
@@ -21,13 +21,13 @@ class ProgressLine:
         self._stream = sys.stderr if stream is None else stream
         self._is_terminal = self._stream.isatty()
         self._every_s = 0.2 if self._is_terminal else 5.0
-        self._started_s = time.monotonic()
+        self._started_s = monotonic()
         self._next_s = self._started_s + _FIRST_S
         self._shown = False
 
     def __call__(self, simulated_s: float, ended: int) -> None:
         """``ended`` requests, one or more, have ended by ``simulated_s`` of simulated time."""
-        now_s = time.monotonic()
+        now_s = monotonic()
         if now_s < self._next_s:
             return
         self._next_s = now_s + self._every_s
