@@ -130,6 +130,8 @@ class Sarathi(BatchingPolicy):
             self._begun = ()
             return self.make_plan(decode=True, grants=self.decode.grant())
         self._begin()
+        if not self.running and not self.waiting:
+            return self._idle("no_requests")  # the engine is not asked and its turn stands
         decodes = self._take_turns() if self._alternates else self._mix()
         return self._make_step(decodes)
 
@@ -182,12 +184,9 @@ class Sarathi(BatchingPolicy):
                 self._old_progress.pop(key, None)
         if is_empty:
             decodes = False
-            pending = bool(self.waiting or self.partial)
+            pending = bool(self.waiting or self.running)
             if not self._preempted and not (pending and (self._passed or self._ignored)):
-                reason = "blocked" if pending else "no_requests"
-                idle = Idle(reason, None, tuple(self._leaves), tuple(self._rejected))
-                self._leaves.clear()
-                return idle
+                return self._idle("blocked" if pending else "no_requests")
         self._acted = bool(self._preempted or self._rejected)
         return self.make_plan(
             decode=decodes,
@@ -198,6 +197,11 @@ class Sarathi(BatchingPolicy):
             rejected=self._rejected,
             limited_by=self._limit() if self.waiting else "arrivals",
         )
+
+    def _idle(self, reason: str) -> Idle:
+        idle = Idle(reason, None, tuple(self._leaves), tuple(self._rejected))
+        self._leaves.clear()
+        return idle
 
     def _limit(self) -> str:
         return "kv_blocks" if self._preempted else self._blocked_by or "batch"
@@ -235,6 +239,7 @@ class Sarathi(BatchingPolicy):
 
     def _preempt(self, row: Row) -> None:
         if self.judges_by_old_progress:
+            # While a row decodes, num_computed_tokens stays at the end of its last chunk.
             rest = 0 if row.is_decoding else row.num_tokens - row.num_computed_tokens
             self._old_progress[row.id] = (rest, row.num_computed_tokens)
         self.remove(row)
@@ -260,11 +265,12 @@ class Sarathi(BatchingPolicy):
             rest, done = self._old_progress[row.id]
         stage = done // self.tokens_per_stage
         if stage >= len(self.chunk_sizes):
-            if self.faithful and rest:
+            if self.faithful:
+                self.running = {}  # in none of the real engine's queues when it raises
                 raise EngineDied(f"request {row.id} has computed {done} tokens, more than the chunk schedule covers")
             stage = -1
         count = min(rest, self.chunk_sizes[stage] - self._num_tokens)
-        if count < 0 and self.faithful and rest:
+        if count < 0 and self.faithful:
             raise EngineDied(f"request {row.id} would get a chunk of {count} tokens")
         return max(count, 0)
 
