@@ -77,7 +77,10 @@ class KvManager:
         """Free a table from its last block to its first, so that the tail of a prefix is evicted first."""
         table = self.tables.pop(request_id)
         table.reverse()
-        self._release(request_id, table)
+        if request_id in self._num_cached:
+            self._release(request_id, table)
+        else:
+            self.pool.give_back(table)
 
     def _release(self, request_id: RequestId, blocks: Sequence[int]) -> None:
         cache = self.prefix_cache

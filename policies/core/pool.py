@@ -42,9 +42,6 @@ class BlockPool:
             head = self._head
             self._head = end = head + count
             taken = self._queue[head:end]
-        if self._head > _COMPACT_AT:
-            del self._queue[: self._head]
-            self._head = 0
         if self._named and self._cache is not None:
             self._cache.evict(taken)
         return taken
@@ -63,8 +60,11 @@ class BlockPool:
 
     def give_back(self, blocks: Sequence[int]) -> None:
         """Append free blocks at the tail, in the given order."""
-        self._queue.extend(blocks)
+        self._queue += blocks
         self.num_free += len(blocks)
+        if self._head > _COMPACT_AT:
+            del self._queue[: self._head]
+            self._head = 0
 
     def withdraw(self, block: int) -> None:
         """Take one particular free block out of the queue."""

@@ -145,7 +145,9 @@ class DecodeSet:
         if not self._size:
             return []
         bucket = self._buckets[step % self._size]
-        if not self._in_order and len(bucket) > 1:
+        if not bucket:
+            return []
+        if not self._in_order:
             bucket = self._sorted(bucket)
         return self._give(list(bucket), bucket.values())
 
@@ -159,31 +161,29 @@ class DecodeSet:
         self._granted = first + steps
         if not self._size:
             return []
-        buckets = self._upcoming(first % self._size, steps)
-        return self._give(list(_flat(buckets)), _flat(map(_tables, buckets)))
+        buckets = self._buckets
+        if not self._in_order:
+            buckets = [self._sorted(bucket) for bucket in buckets]
+        start = first % self._size
+        end = start + steps
+        if end > self._size:
+            buckets = buckets * -(-end // self._size)
+        buckets = buckets[start:end]
+        ids = list(_flat(buckets))
+        return self._give(ids, _flat(map(_tables, buckets))) if ids else ids
 
     def _give(self, ids: list[RequestId], tables: Iterable[list[int]]) -> list[Grant]:
         """One block to each of these tables. Its loops are in C, since every block of a run comes by here."""
-        if not ids:
-            return []
         blocks = self._kv.pool.take(len(ids))
         any(map(_append, tables, blocks))  # goes through all, since append returns None
         if self._hashed:
             self._cache(ids, growing=1)
         return list(zip(ids, zip(blocks)))  # noqa: B905  (equal lengths by construction; strict costs time here)
 
-    def _upcoming(self, residue: int, steps: int) -> list[dict[RequestId, list[int]]]:
-        """The buckets of that many steps in turn, the first at ``residue``."""
-        buckets = self._buckets
-        if not self._in_order:
-            buckets = [self._sorted(bucket) if len(bucket) > 1 else bucket for bucket in buckets]
-        end = residue + steps
-        if end > self._size:
-            buckets = buckets * -(-end // self._size)
-        return buckets[residue:end]
-
     def _sorted(self, bucket: dict[RequestId, list[int]]) -> dict[RequestId, list[int]]:
         rows = self.rows
+        if len(bucket) < 2:
+            return bucket
         return {key: bucket[key] for key in sorted(bucket, key=lambda key: rows[key].order)}
     def _cache(self, bucket: Iterable[RequestId], *, growing: int) -> None:
         """Enter all blocks of the hashed rows of a bucket, except the last ``growing`` ones."""

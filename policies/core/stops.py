@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from policies.core.plan import Decode, Finish, StepPlan
+from policies.core.plan import Chunk, Decode, Finish, StepPlan
 from policies.core.request import Request, RequestId
 
-_NONE = Decode.NONE
+_ALL, _NONE = Decode.ALL, Decode.NONE
 _NEVER = 1 << 40
 _new_tuple = tuple.__new__
 
@@ -83,24 +83,36 @@ class StopCalendar:
 
     def complete(self, plan: StepPlan, steps: int) -> tuple[Finish, ...]:
         """Book ``steps`` steps of a plan; the requests that stop at the end of the last one."""
-        finished: list[Finish] = []
+        finished: tuple[Finish, ...] = ()
         decode = plan.decode
         if decode is not _NONE:
-            if isinstance(decode, tuple):
+            if decode is not _ALL and not isinstance(decode, Decode):
                 self._hold(decode)
             self._steps = now = self._steps + steps
-            heap, due = self._heap, self._due
-            while heap and heap[0][0] <= now:
-                step, request_id = heappop(heap)
-                if due.get(request_id) == step:
-                    finished.append(self._finish(request_id))
-        for chunk in plan.chunks:
-            if chunk.emits:
-                left = self._tokens_left(chunk.id) - 1
+            heap = self._heap
+            if heap and heap[0][0] <= now:
+                finished = self._stop_rows(now)
+        return finished + self._emit(plan.chunks) if plan.chunks else finished
+
+    def _stop_rows(self, now: int) -> tuple[Finish, ...]:
+        heap, due = self._heap, self._due
+        finished = []
+        while heap and heap[0][0] <= now:
+            step, request_id = heappop(heap)
+            if due.get(request_id) == step:
+                finished.append(self._finish(request_id))
+        return tuple(finished)
+
+    def _emit(self, chunks: Sequence[Chunk]) -> tuple[Finish, ...]:
+        """The first tokens of completed prompts."""
+        finished = []
+        for request_id, _, _, emits in chunks:
+            if emits:
+                left = self._tokens_left(request_id) - 1
                 if left:
-                    self._enter(chunk.id, left)
+                    self._enter(request_id, left)
                 else:
-                    finished.append(self._finish(chunk.id))
+                    finished.append(self._finish(request_id))
         return tuple(finished)
 
     def _tokens_left(self, request_id: RequestId) -> int:

@@ -121,17 +121,16 @@ class BatchingPolicy(Policy):
 
     # -- plans -------------------------------------------------------------------------------------------------------
 
-    def quiet_plan(self, grants: Sequence[Grant]) -> StepPlan:
+    def quiet_plan(self) -> StepPlan:
         """The plan of a step in which all decoding rows run, nothing else happens, and nothing waits."""
-        rows = self.decode
-        leaves = tuple(self._leaves)
+        decode, leaves = self.decode, self._leaves
         if leaves:
-            self._leaves.clear()
-        num_seqs = len(rows.rows)
+            self._leaves = []
+        num_seqs = len(decode.rows)
         self._decode_runs = True
         return _new_tuple(StepPlan, (
-            self._step, num_seqs, num_seqs, rows.sum_context, rows.max_context, _ALL, (), (), tuple(grants), leaves,
-            (), (), (), (), "arrivals", 0, (),
+            self._step, num_seqs, num_seqs, decode.sum_context, decode.max_context, _ALL, (), (),
+            tuple(decode.grant()), tuple(leaves), (), (), (), (), "arrivals", 0, (),
         ))  # fmt: skip
 
     def make_plan(
@@ -196,10 +195,10 @@ class BatchingPolicy(Policy):
         self._chunks = ()
 
     def _free(self, finished: Sequence[Finish]) -> None:
-        if len(finished) == 1:
-            self.remove(self.running[finished[0].id])
-            return
-        for row in sorted([self.running[finish.id] for finish in finished], key=lambda row: row.order):
+        rows = [self.running[finish[0]] for finish in finished]
+        if len(rows) > 1:
+            rows.sort(key=lambda row: row.order)
+        for row in rows:
             self.remove(row)
 
     # -- views -------------------------------------------------------------------------------------------------------
@@ -219,10 +218,9 @@ class BatchingPolicy(Policy):
     def load(self) -> Load:
         """Queue lengths, free blocks, stored tokens, and which rows need blocks when."""
         decode, kv = self.decode, self.kv
-        stored = decode.sum_context
+        size, stored = decode.block_size, decode.sum_context
         if self.partial or self._paused:
             stored += sum(row.num_computed_tokens for row in (*self.partial.values(), *self._paused))
-        size = decode.block_size
         return _new_tuple(Load, (
             len(self.waiting), len(self.running), len(self.swapped), kv.pool.num_free, stored,
             decode.steps % size if size else 0, tuple(decode.sizes), len(decode.rows) - self.num_idle,

@@ -58,7 +58,7 @@ class TokenBudget(BatchingPolicy):
             self.unpause()
         elif not self.waiting and not self.partial and self._is_easy():
             self._plan_preempted = False
-            return self.quiet_plan(self.decode.grant())
+            return self.quiet_plan()
         self._new_chunks, self._joins, self._preempted, self._rejected = [], [], [], []
         self._budget = self.max_num_batched_tokens
         self._schedule_running()
