@@ -23,6 +23,8 @@ from policies.systems.paged import Paged
 
 GOLDEN = Path(__file__).parent / "golden"
 STEPS = {
+    "mii_splitfuse.8abdd98": 145,
+    "mii_tight.8abdd98": 874,
     "sarathi_chunk_tight.96f9911": 557,
     "sarathi_ft.96f9911": 260,
     "sarathi_orca.96f9911": 205,

@@ -14,7 +14,7 @@ from typing import TextIO
 
 from policies.core.errors import ContractError, EngineDied
 from policies.core.plan import Finish, StepPlan, StepResult, Transfer
-from policies.core.protocols import Details, Id, Ids, Policy
+from policies.core.protocols import Counts, Details, Id, Ids, Policy
 from policies.core.request import Request, RequestId
 
 SCHEMA = 1
@@ -69,6 +69,7 @@ class DecisionWriter:
         self._ahead: Line | None = None
         self._places: deque[dict[str, int]] = deque()
         self._steps = self._preemptions = self._swap_outs = 0
+        self._died = False
         self._write({"type": "config", "schema": SCHEMA, **config})
 
     # -- step observer ---------------------------------------------------------------------------------------
@@ -131,8 +132,9 @@ class DecisionWriter:
     # -- other lines -----------------------------------------------------------------------------------------
 
     def die(self, error: EngineDied) -> None:
-        """The engine ended inside its next step."""
-        self._write({**self._head(self.t), "error": str(error), "detail": type(error).__name__})
+        """The engine ended inside its next step, unless the last line says that it did in that one."""
+        if not self._died:
+            self._write({**self._head(self.t), "error": str(error), "detail": type(error).__name__})
 
     def close(self, *, stopped: bool = False) -> None:
         """Write the requests and the end line. ``stopped``: what is unfinished would have gone on."""
@@ -212,6 +214,7 @@ class DecisionWriter:
     def _emit(self, line: Line) -> None:
         """Write a step line."""
         self._write(line)
+        self._died = "error" in line
         self._steps += 1
         self.t = max(self.t, _number(line["t"]) + 1)
 
@@ -232,6 +235,8 @@ class DecisionWriter:
         for key, value in details.items():
             if isinstance(value, Ids):
                 fields[key] = self._names(value)
+            elif isinstance(value, Counts):
+                fields[key] = [[self._name(request_id), count] for request_id, count in value]
             elif isinstance(value, Id):
                 fields[key] = None if value.id is None else self._name(value.id)
             else:

@@ -15,6 +15,7 @@ from policies.systems.paged_chunked import PagedChunked
 from policies.systems.sarathi import Sarathi, Scheduler
 from policies.systems.sglang import SgLang
 from policies.systems.sglang_queue import Scheduling
+from policies.systems.splitfuse import SplitFuse
 from policies.systems.token_budget import TokenBudget
 from policies.systems.vidur import Vidur
 
@@ -30,6 +31,7 @@ _VIDUR_TOO = ("chunk_size", "max_tokens_in_batch", "watermark")
 _SGLANG = ("max_total_num_tokens", "max_running_requests", "max_prefill_tokens", "context_len", "page_size")
 _SGLANG_ORDER = ("schedule_policy", "schedule_conservativeness", "enable_mixed_chunk", "ignore_eos")
 _SGLANG_TOO = ("chunked_prefill_size", "cache", "overlap", *_SGLANG_ORDER)
+_MII = ("block_size", "num_blocks", "max_ragged_batch_size", "max_ragged_sequence_count", "max_length")
 
 
 class _Engine(NamedTuple):
@@ -191,10 +193,22 @@ def _sglang(log: DecisionLog) -> Policy:
     )
 
 
+def _mii(log: DecisionLog) -> Policy:
+    """DeepSpeed-MII; far fewer sequences run than max_tracked_sequences allows."""
+    return SplitFuse(
+        KvManager(log.setting("num_blocks", int), log.setting("block_size", int)),
+        max_num_seqs=log.setting("max_ragged_sequence_count", int),
+        max_num_batched_tokens=log.setting("max_ragged_batch_size", int),
+        max_model_len=log.setting("max_length", int),
+        faithful=True,
+    )
+
+
 _ENGINES: dict[str, _Engine] = {
     "vllm v1 0.11.2": _Engine(_VLLM, _V1, ("fcfs",), _vllm_v1),
     "vllm v0 0.6.3.post1": _Engine(_VLLM, _V0, ("fcfs",), _vllm_v0),
     "sarathi-serve 96f9911": _Engine(_SARATHI, _SARATHI_TOO, get_args(Scheduler), _sarathi),
     "vidur 7d47513": _Engine(_VIDUR, _VIDUR_TOO, ("sarathi", "vllm", "orca"), _vidur, "max_tokens"),
     "sglang 0.4.9": _Engine(_SGLANG, _SGLANG_TOO, ("fcfs",), _sglang, "context_len"),
+    "deepspeed-mii 8abdd98": _Engine(_MII, ("max_tracked_sequences",), ("splitfuse",), _mii, "max_length"),
 }

@@ -46,12 +46,18 @@ FIELDS_SGLANG = (
 )
 """The same for SGLang, whose free slots do not count those that eviction would free."""
 
+FIELDS_MII = (
+    *("sched", "tokens", "new", "flushed", "finished", "planned", "preempted", "waiting", "free"),
+)
+"""The same for DeepSpeed-MII, which runs in each step what the one before planned."""
+
 _FIELDS = {
     "v1": FIELDS_V1,
     "v0": FIELDS_V0,
     "sarathi-serve": FIELDS_SARATHI,
     "vidur": FIELDS_VIDUR,
     "sglang": FIELDS_SGLANG,
+    "deepspeed-mii": FIELDS_MII,
 }
 
 END_FIELDS = ("preemptions", "swap_outs", "unfinished")

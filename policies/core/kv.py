@@ -36,6 +36,8 @@ class KvManager:
         self.cpu_pool = BlockPool(num_cpu_blocks)
         self.tables: dict[RequestId, list[int]] = {}
         self.cpu_tables: dict[RequestId, list[int]] = {}
+        self.retired: dict[RequestId, list[int]] = {}
+        self.num_late_frees = 0
         self.in_transit: dict[int, Transfer] = {}
         self._num_cached: dict[RequestId, int] = {}
         self._transfers = 0
@@ -81,6 +83,17 @@ class KvManager:
             self._release(request_id, table)
         else:
             self.pool.give_back(table)
+
+    def retire(self, request_id: RequestId) -> None:
+        """Close a table whose blocks stay taken until ``free_retired``."""
+        self.retired[request_id] = self.tables.pop(request_id)
+
+    def free_retired(self, request_id: RequestId) -> None:
+        """Free the blocks of a retired table. ``num_late_frees`` counts, for nobody leaves a batch with them."""
+        table = self.retired.pop(request_id)
+        table.reverse()
+        self._release(request_id, table)
+        self.num_late_frees += 1
 
     def _release(self, request_id: RequestId, blocks: Sequence[int]) -> None:
         cache = self.prefix_cache
@@ -175,7 +188,8 @@ class KvManager:
         cache_refs = self.prefix_cache.references() if self.prefix_cache else {}
         transit_gpu = [t.src for t in self.in_transit.values() if t.kind == "out"]
         transit_cpu = [t.src for t in self.in_transit.values() if t.kind == "in"]
-        _conserved("GPU", self.pool, [*self.tables.values(), *transit_gpu], cache_refs)
+        held = [*self.tables.values(), *self.retired.values(), *transit_gpu]
+        _conserved("GPU", self.pool, held, cache_refs)
         _conserved("CPU", self.cpu_pool, [*self.cpu_tables.values(), *transit_cpu], {})
 
 

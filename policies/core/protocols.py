@@ -53,9 +53,15 @@ class Id(NamedTuple):
     id: RequestId | None
 
 
+class Counts(tuple[tuple[RequestId, int], ...]):
+    """Requests with a number of tokens each in a field of a decision log."""
+
+    __slots__ = ()
+
+
 Details = Mapping[str, object]
-"""Fields of a decision log that one system has beside the common ones, or means otherwise; ``Ids`` and ``Id`` are
-written as names."""
+"""Fields of a decision log that one system has beside the common ones, or means otherwise; requests in ``Ids``,
+``Id`` and ``Counts`` are written as names."""
 
 NO_DETAILS: Details = {}
 
