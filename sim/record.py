@@ -111,13 +111,25 @@ class RunWriter:
         self._close_log(outcome)
         metrics = self._metrics.result(Slo(slo.ttft_s, slo.itl_s, slo.tpot_s, slo.e2e_s))
         message = outcome.message or self._unserved(metrics)
-        notices = (*((message,) if message else ()), *setup.notices)
-        facts = self._facts(outcome, metrics, loop_cpu_s, started_s, notices)
+        notices = (*setup.notices, *self._out_of_range(metrics))
+        notes = (*((message,) if message else ()), *notices)
+        facts = self._facts(outcome, metrics, loop_cpu_s, started_s, notes)
         summary = build_summary(facts, metrics)
         if self._folder is not None:
             (self._folder / "run.toml").write_text(setup.config.to_toml(), encoding="utf-8")
             (self._folder / "summary.json").write_text(to_json(summary), encoding="utf-8")
-        return summary, metrics, message, setup.notices
+        return summary, metrics, message, notices
+
+    def _out_of_range(self, metrics: RunMetrics) -> tuple[str, ...]:
+        """How many steps the cost model was never measured for, if any."""
+        steps = self._extrapolated.steps
+        if not steps:
+            return ()
+        tokens, seqs, context = self._setup.costs.largest_step
+        return (
+            f"{steps:,} of {metrics.steps.count:,} steps are larger than the cost model was measured for "
+            f"({tokens:,} tokens, {seqs} sequences, or a mean context of {context:,})",
+        )
 
     def _unserved(self, metrics: RunMetrics) -> str:
         """Says so where every request was refused or did not fit; else ""."""

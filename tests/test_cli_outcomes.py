@@ -200,3 +200,26 @@ def test_a_second_interrupt_stops_at_once() -> None:
     ended = batchscope("run", "--policy", "mine.py:Twice", *chat(8, 200), "--json")
     assert ended[:2] == (130, "")
     assert ended.stderr.strip() == "batchscope: interrupted"  # below the ^C that a terminal shows
+
+
+# -- what the cost model does not know -----------------------------------------------------------------------
+
+
+def test_steps_beyond_what_was_measured_are_counted_and_said() -> None:
+    Path("own.csv").write_text(own_csv(*[(0, 16, 4)] * 200))
+    ended = batchscope("run", *TRACE, "--json")
+    beyond = ended.summary["cost_model"]["extrapolated_steps"]
+    assert 0 < beyond < ended.summary["steps"]["count"]
+    assert ended.summary["notes"][-1] == (
+        f"{beyond} of {ended.summary['steps']['count']} steps are larger than the cost model was measured for "
+        "(4,096 tokens, 128 sequences, or a mean context of 4,032)"
+    )
+    assert f"note: {ended.summary['notes'][-1]}\n" in batchscope("run", *TRACE).stdout
+
+
+def test_limits_are_judged_in_the_table() -> None:
+    stdout = batchscope("run", *TRACE, *settings(slo__ttft_s=9)).stdout
+    rows = {line.rpartition("  ")[0].strip(): line.split()[-2:] for line in stdout.splitlines() if "  " in line}
+    assert rows["within all limits"] == ["100", "%"]
+    assert "goodput, requests/s" in rows
+    assert "within all limits" not in batchscope("run", *TRACE).stdout

@@ -81,8 +81,20 @@ ROWS: dict[str, Callable[[Summary], str]] = {
     "slots wasted": _number("steps", "slot_waste", unit=" %", scale=100.0),
     "KV cache used, mean": _number("kv", "utilization_mean", unit=" %", scale=100.0),
     "preemptions": _preemptions,
+    "decode-only steps between plans": _number("steps", "quiet_run_mean"),
     "duration": _number("duration_s", unit=" s"),
 }
+
+WITH_LIMITS: dict[str, Callable[[Summary], str]] = {
+    "within all limits": _number("goodput", "attainment", unit=" %", scale=100.0),
+    "goodput, requests/s": _number("goodput", "requests_per_s"),
+}
+"""Rows of runs that state limits in [slo]."""
+
+
+def _rows(summaries: Sequence[Summary]) -> list[list[str]]:
+    limits = WITH_LIMITS if any("goodput" in summary for summary in summaries) else {}
+    return [[name, *(cell(summary) for summary in summaries)] for name, cell in (ROWS | limits).items()]
 
 
 def run_table(result: Result) -> str:
@@ -94,7 +106,7 @@ def run_table(result: Result) -> str:
         _requests(summary),
         *_reasons(summary),
         "",
-        render(["", "value"], [[name, cell(summary)] for name, cell in ROWS.items()]),
+        render(["", "value"], _rows([summary])),
         *(f"note: {notice}" for notice in result.notices),
     ]
     if result.folder is not None:
@@ -110,7 +122,7 @@ def _reasons(summary: Summary) -> list[str]:
 def comparison_table(summaries: Sequence[Summary]) -> str:
     """Several runs side by side, one column each."""
     rows = [["requests", *(_requests(summary) for summary in summaries)]]
-    rows += [[name, *(cell(summary) for summary in summaries)] for name, cell in ROWS.items()]
+    rows += _rows(summaries)
     return render(["", *(str(summary["preset"]) for summary in summaries)], rows)
 
 
