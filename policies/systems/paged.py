@@ -208,12 +208,14 @@ class Paged(BatchingPolicy):
         return count > limit or row.prompt_tokens >= self.max_model_len
 
     def _obstacle(self, count: int, num_blocks: int) -> str:
-        """What keeps ``count`` tokens and ``num_blocks`` blocks out of this step; empty if nothing."""
-        if self.kv.num_free - num_blocks < self.watermark_blocks:
-            return "kv_blocks"
+        """What keeps ``count`` tokens and ``num_blocks`` blocks out of this step; empty if nothing.
+
+        Blocks come last, since in a quiet run only they change: what is named first stays so until its end."""
+        if self._num_seqs >= self.max_num_seqs:
+            return "max_num_seqs"
         if not count or self._num_tokens + count > self.max_num_batched_tokens:
             return "token_budget"
-        return "max_num_seqs" if self._num_seqs >= self.max_num_seqs else ""
+        return "kv_blocks" if self.kv.num_free - num_blocks < self.watermark_blocks else ""
 
     def _start(self, row: Row, count: int, num_blocks: int) -> None:
         """Compute ``count`` tokens of a request that gets the blocks of all it knows."""
