@@ -13,7 +13,9 @@ from traces.record.schema import RecordSink, StepRow
 
 _BATCH = 16_384
 _ALL, _NONE = Decode.ALL, Decode.NONE
-_STEPS, _END_S = StepRow._fields.index("steps"), StepRow._fields.index("end_s")
+_STEPS, _END_S, _WAITING, _SWAPPED, _EMITTING, _LIMITED_BY = map(
+    StepRow._fields.index, ("steps", "end_s", "waiting", "swapped", "emitting", "limited_by")
+)
 
 
 class _Live:
@@ -68,8 +70,7 @@ class Recorder:
         self._stalls: list[Any] = []
         self._row: list[Any] = []
         self._run: QuietRun | None = None
-        self._row_limit = ""
-        self._load = self._row_load = Load(0, 0, 0, 0, 0, 0, (), 0, 0)
+        self._load = Load(0, 0, 0, 0, 0, 0, (), 0, 0)
         self._decodes = False
 
     # -- arrivals and plans ------------------------------------------------------------------------------------------
@@ -88,7 +89,7 @@ class Recorder:
                 self._join(plan, now_s)
             if plan.chunks:
                 self._chunk(plan.chunks)
-            if self._paused or (decode is not _ALL and decode is not _NONE):
+            if self._paused or decode is not _ALL:
                 self._pause(plan)
         self._load = self._policy.load()
         self._decodes = decode is not _NONE
@@ -158,62 +159,60 @@ class Recorder:
 
     def on_step(self, plan: StepPlan, result: StepResult) -> None:
         """Extend the current row or start one; book tokens and gaps."""
-        run, load, steps, end_s = result.run, self._load, result.steps, result.end_s
-        emitting = load.emitting if self._decodes else 0
-        if run is not None and run is self._run and not self._stragglers and self._is_like_before(plan, load):
+        _, _, end_s, steps, finished, run, _ = result[:7]
+        emitting = self._load.emitting if self._decodes else 0
+        if run is not None and run is self._run and not self._stragglers and self._is_like_before(plan, emitting):
             self._row[_STEPS] += steps
             self._row[_END_S] = end_s
         else:
-            if len(self._steps) >= _BATCH or len(self._requests) >= _BATCH:
-                self._flush()
-            self._run, self._row_load, self._row_limit = run, load, plan.limited_by
-            self._row = self._new_row(plan, result, emitting)
-            self._steps.append(self._row)
+            self._run = run
+            self._row = row = self._new_row(plan, result, emitting)
+            self._steps.append(row)
         if emitting:
             self._last_emit_s = end_s
             self._ordinal += steps
         if plan.chunks:
             self._emit_chunks(plan, end_s)
-        if self._at_batch_end:
+        if self._at_batch_end and finished:
             # Their clients learn of it later, and other rows go on decoding until then.
-            for finish in result.finished:
+            for finish in finished:
                 live = self._live.get(finish.id)
                 if live is not None and live.decoding:
                     self._stop_decoding(live)
 
-    def _is_like_before(self, plan: StepPlan, load: Load) -> bool:
+    def _is_like_before(self, plan: StepPlan, emitting: int) -> bool:
         """True if a step of the same run belongs to the current row."""
-        old = self._row_load
+        row, load = self._row, self._load
         return (
-            load.waiting == old.waiting
-            and load.swapped == old.swapped
-            and load.emitting == old.emitting
-            and plan.limited_by == self._row_limit
+            load.waiting == row[_WAITING]
+            and load.swapped == row[_SWAPPED]
+            and emitting == row[_EMITTING]
+            and plan.limited_by == row[_LIMITED_BY]
         )
 
     def _new_row(self, plan: StepPlan, result: StepResult, emitting: int) -> list[Any]:
         """The columns of ``StepRow``; those from ``anchor_s`` to ``num_seqs`` are a QuietRun, and ``waiting`` to
         ``stored_tokens``, ``phase`` and ``residues`` lie so in a Load."""
-        run, first, load = result.run, result.first, self._load
+        step, start_s, end_s, steps, _, run, first = result[:7]
+        load, chunks, transfers = self._load, plan.chunks, plan.transfers
         irregular = num_emits = chunk_tokens = moved = 0
         if emitting and self._stragglers:
-            irregular = self._release_stragglers(run.end_s(first + 1) if run else result.end_s)
-        if plan.chunks:
-            for _, _, num_tokens, emits in plan.chunks:
+            irregular = self._release_stragglers(run.end_s(first + 1) if run else end_s)
+        if chunks:
+            for _, _, num_tokens, emits in chunks:
                 num_emits += emits
                 chunk_tokens += num_tokens
-        if plan.transfers:
-            moved = sum([len(transfer.src) for transfer in plan.transfers]) * self._block_bytes
+        if transfers:
+            moved = sum([len(transfer.src) for transfer in transfers]) * self._block_bytes
         anchor: tuple[float, float, float, int, int]
         if run is None:
             first, sum_context = -1, plan.sum_context
-            anchor = result.start_s, 0.0, 0.0, 0, plan.num_seqs
+            anchor = start_s, 0.0, 0.0, 0, plan.num_seqs
         else:
             anchor, sum_context = run, run.sum_context + first * run.num_seqs
         return [
-            result.step, result.steps, result.start_s, result.end_s, first, *anchor, plan.num_tokens, sum_context,
-            emitting, irregular, num_emits, chunk_tokens, self._last_emit_s, *load[:5], moved, plan.limited_by,
-            *load[5:7],
+            step, steps, start_s, end_s, first, *anchor, plan.num_tokens, sum_context, emitting, irregular, num_emits,
+            chunk_tokens, self._last_emit_s, *load[:5], moved, plan.limited_by, *load[5:7],
         ]  # fmt: skip
 
     def _release_stragglers(self, end_s: float) -> int:
@@ -262,20 +261,24 @@ class Recorder:
 
     def on_finish(self, finish: Finish, now_s: float) -> None:
         """A request's account is complete."""
-        live = self._live.pop(finish.id)
-        live.stop_waiting(now_s)
+        request_id, reason, num_output_tokens = finish
+        live = self._live.pop(request_id)
+        if live.waiting_since_s == live.waiting_since_s:
+            live.stop_waiting(now_s)
         if self._stragglers:
-            self._stragglers.pop(finish.id, None)
+            self._stragglers.pop(request_id, None)
         if live.decoding:
             self._stop_decoding(live)
         if self._at_batch_end:
-            delivered = finish.num_output_tokens and finish.reason in ("stop", "length")
+            delivered = num_output_tokens and reason in ("stop", "length")
             live.first_token_s = now_s if delivered else nan
-            if delivered and finish.num_output_tokens > 1:
-                self._stalls.append((0.0, finish.num_output_tokens - 1, "batch"))
-        self._write(live, now_s, finish.reason, finish.num_output_tokens)
+            if delivered and num_output_tokens > 1:
+                self._stalls.append((0.0, num_output_tokens - 1, "batch"))
+        self._write(live, now_s, reason, num_output_tokens)
 
     def _write(self, live: _Live, finish_s: float, reason: str, output_tokens: int) -> None:
+        if len(self._requests) >= _BATCH or len(self._steps) >= _BATCH:
+            self._flush()
         request = live.request
         self._requests.append((
             request.id, request.arrival_s, live.first_scheduled_s, live.first_token_s, finish_s, reason,
