@@ -85,30 +85,6 @@ def to_json(summary: Mapping[str, Any]) -> str:
     return json.dumps(summary, indent=2, allow_nan=False) + "\n"
 
 
-def bound_output_tokens_per_s(
-    *,
-    flops_per_output_token: float,
-    peak_flops_per_s: float,
-    weight_bytes: float,
-    kv_bytes_per_token: float,
-    mean_context_tokens: float,
-    pool_tokens: int,
-    max_num_seqs: int,
-    bandwidth_bytes_per_s: float,
-) -> float:
-    """Physical bound of the output rate: ``1 / max(FLOPs / peak, (weights / B + context x KV bytes) /
-    bandwidth)``.
-
-    ``flops_per_output_token`` includes the token's share of the prefill; ``mean_context_tokens`` is the
-    context that a decoded token reads. B is the mean number of requests that the pool of ``pool_tokens``
-    holds at that context, at most ``max_num_seqs``.
-    """
-    batch = min(max_num_seqs, pool_tokens / mean_context_tokens)
-    compute_s = flops_per_output_token / peak_flops_per_s
-    memory_s = (weight_bytes / batch + mean_context_tokens * kv_bytes_per_token) / bandwidth_bytes_per_s
-    return 1.0 / max(compute_s, memory_s)
-
-
 def _throughput(facts: RunFacts, metrics: RunMetrics) -> dict[str, Any]:
     rates = metrics.throughput
     names = ("output_tokens_per_s", "total_tokens_per_s", "requests_per_s", "steady_output_tokens_per_s")

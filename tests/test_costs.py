@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.catalog import card, model
+from policies.catalog import Card, ModelShape, card, model
 from policies.core.errors import ConfigError, ContractError
 from policies.core.plan import Chunk
 from sim.costs.floor import bound_output_tokens_per_s, floor_of
@@ -204,3 +204,31 @@ def test_the_bound_is_bandwidth_at_few_sequences_and_flops_at_many() -> None:
     flops = 2 * (SHAPE.layers * SHAPE.layer_matrix_parameters * 11 + SHAPE.head_parameters)
     assert bound(256, prompts=10) == pytest.approx(CARD.flops_per_s / flops, rel=0.01)
     assert bound(10_000) == bound(1180)
+
+
+TINY = ModelShape(
+    "tiny", hidden=4, intermediate=8, layers=2, heads=2, kv_heads=1, head_dim=2, vocab=10, max_model_len=64
+)
+
+
+@pytest.mark.parametrize(
+    ("flops_per_s", "max_num_seqs", "seconds_per_token"),
+    [(1000.0, 64, 3.34), (500.0, 64, 5.408), (1000.0, 1, 8.56)],
+)
+def test_the_bound_of_a_tiny_model_by_hand(
+    flops_per_s: float, max_num_seqs: int, seconds_per_token: float
+) -> None:
+    # Parameters: layers of 4 * 2 * (2 + 2 + 1 + 1) + 3 * 4 * 8 = 144 and two norms of 4, a norm, a head of 40.
+    # Weights: (2 * (144 + 8) + 4 + 40) * 2 = 696 bytes; KV of a token: K and V, 2 layers, 1 head of 2, 16 bytes.
+    # The pool holds 40 / 10 = 4 requests: 696 / 4 + 10 * 16 = 334 bytes a token; alone 696 + 160 = 856.
+    # FLOPs: 2 * 2 * 144 for the token and each of 3 prompt tokens, 2 * 40 for the head, and for attention
+    # 4 * 2 layers * 2 heads * 2 * 10 tokens: 2304 + 80 + 320 = 2704.
+    bound = bound_output_tokens_per_s(
+        TINY,
+        Card("tiny", "", flops_per_s, bytes_per_s=100.0, memory_bytes=0, source=""),
+        mean_context_tokens=10,
+        prompt_tokens_per_output_token=3,
+        pool_tokens=40,
+        max_num_seqs=max_num_seqs,
+    )
+    assert bound == pytest.approx(1 / seconds_per_token)

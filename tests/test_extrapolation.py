@@ -1,0 +1,67 @@
+"""Steps outside what a cost model was fitted to are counted, and a summary says how many."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from sim.extrapolation import ExtrapolationSink
+from tests.command import batchscope, own_csv
+from tests.records import REQUEST, STEP
+from traces.record.columns import Columns
+from traces.record.schema import Stall, StepRow
+
+
+class Range(NamedTuple):
+    """A cost model measured up to 100 tokens, 8 decoding sequences, and a mean context of 50."""
+
+    largest_step: tuple[int, int, int] = (100, 8, 50)
+
+
+LARGEST = STEP._replace(num_tokens=100, num_seqs=8, sum_context=8 * 50)
+QUIET = LARGEST._replace(num_tokens=8, steps=5, first=0)
+
+
+@pytest.mark.parametrize(
+    ("row", "outside"),
+    [
+        (LARGEST, 0),
+        (LARGEST._replace(num_tokens=101), 1),
+        (LARGEST._replace(num_seqs=9), 1),
+        (LARGEST._replace(sum_context=401), 1),
+        (LARGEST._replace(num_seqs=1, sum_context=51), 1),
+        (LARGEST._replace(num_tokens=101, num_seqs=9, sum_context=9 * 51), 1),
+        (STEP._replace(num_tokens=100, chunk_tokens=100), 0),
+        (QUIET, 0),
+        (QUIET._replace(sum_context=401), 5),
+    ],
+)
+def test_a_step_is_outside_if_any_of_its_sizes_is(row: StepRow, outside: int) -> None:
+    sink = ExtrapolationSink(Range())
+    Columns(sink).steps([LARGEST, row])
+    assert sink.steps == outside
+
+
+def test_steps_add_up_over_batches_and_nothing_else_counts() -> None:
+    sink = ExtrapolationSink(Range())
+    rows = Columns(sink)
+    rows.steps([QUIET._replace(num_seqs=9), LARGEST, LARGEST._replace(num_tokens=200)])
+    rows.requests([REQUEST._replace(prompt_tokens=1000)])
+    rows.stalls([Stall(1000.0, 1000, "swap")])
+    rows.steps([LARGEST._replace(num_tokens=300)])
+    rows.close()
+    assert sink.steps == 5 + 1 + 1
+
+
+@pytest.mark.parametrize(("num_requests", "outside"), [(128, 0), (129, 2)])
+def test_a_run_beyond_the_measured_128_sequences_says_so(
+    num_requests: int, outside: int, tmp_path: Path
+) -> None:
+    trace = tmp_path / "burst.csv"
+    trace.write_text(own_csv(*[(0, 1, 3)] * num_requests))
+    summary = batchscope("run", "--trace", trace, "--json").summary
+    # One step computes the prompts and the first token of each, two decode the other tokens.
+    assert summary["steps"]["count"] == 3
+    assert summary["cost_model"]["extrapolated_steps"] == outside

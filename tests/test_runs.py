@@ -1,0 +1,71 @@
+"""Folders of runs: the next free name, and nothing that is there already."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from policies.core.errors import UserError
+from sim.config import EngineConfig, RunConfig, WorkloadConfig
+from sim.runs import check_new, make_new, next_folder
+
+CONFIG = RunConfig(WorkloadConfig(trace="own.csv"), EngineConfig(preset="orca-max"))
+
+
+@pytest.fixture(autouse=True)
+def _in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("taken", "free"),
+    [
+        ([], "orca-max-1"),
+        (["orca-max-1"], "orca-max-2"),
+        (["orca-max-2"], "orca-max-1"),
+        (["orca-max-1", "orca-max-2", "orca-max-4"], "orca-max-3"),
+        ([f"orca-max-{number}" for number in range(1, 12)], "orca-max-12"),
+        (["orca-max", "orca-max-01", "static-1"], "orca-max-1"),
+    ],
+)
+def test_the_next_folder_has_the_first_free_number(taken: list[str], free: str) -> None:
+    for name in taken:
+        (Path("runs") / name).mkdir(parents=True)
+    before = sorted(Path().rglob("*"))
+    assert next_folder(CONFIG) == Path("runs") / free
+    assert sorted(Path().rglob("*")) == before
+
+
+def test_a_file_takes_a_name_too() -> None:
+    Path("runs").mkdir()
+    Path("runs/orca-max-1").touch()
+    assert next_folder(CONFIG) == Path("runs/orca-max-2")
+
+
+@pytest.mark.parametrize(("policy", "name"), [("mine.py:Mine", "Mine"), ("C:/my/policy.py:Other", "Other")])
+def test_a_policy_from_a_file_names_the_folder(policy: str, name: str) -> None:
+    config = CONFIG._replace(engine=EngineConfig(preset="orca-max", policy=policy))
+    assert next_folder(config) == Path("runs") / f"{name}-1"
+
+
+def test_a_new_folder_is_made_with_those_above_it_and_an_empty_one_is_taken() -> None:
+    folder = Path("deep/er/run")
+    check_new(folder)
+    assert not Path("deep").exists()
+    assert make_new(folder) == folder
+    assert make_new(folder) == folder
+    assert folder.is_dir()
+
+
+def test_nothing_that_is_there_is_written_over() -> None:
+    Path("used").mkdir()
+    Path("used/notes.txt").write_text("mine")
+    for check in (check_new, make_new):
+        with pytest.raises(UserError, match=r"^--out used: the folder is not empty; name a new one$"):
+            check(Path("used"))
+        with pytest.raises(UserError, match=r"^--out used/notes\.txt: is a file; name a new folder$"):
+            check(Path("used/notes.txt"))
+    with pytest.raises(UserError, match=r"^--out used/notes\.txt/run: cannot be created"):
+        make_new(Path("used/notes.txt/run"))
+    assert [path.read_text() for path in Path("used").iterdir()] == ["mine"]
