@@ -286,12 +286,17 @@ class Recorder:
             live.recomputed, live.waited_s, live.hit_new, live.hit_resumed, live.segments,
         ))  # fmt: skip
 
-    def _flush(self) -> None:
+    def _flush(self, *, last: bool = False) -> None:
+        """Hand over what there is, but for the current row of steps, which may still grow, unless it is the ``last``."""
+        steps = self._steps
+        self._steps = [] if last else steps[-1:]
+        if not last:
+            del steps[-1:]
         for sink in self._sinks:
-            sink.steps(self._steps)
+            sink.steps(steps)
             sink.requests(self._requests)
             sink.stalls(self._stalls)
-        self._steps, self._requests, self._stalls = [], [], []
+        self._requests, self._stalls = [], []
 
     def close(self, now_s: float) -> None:
         """The run is over: what still runs or waits is unfinished."""
@@ -301,7 +306,7 @@ class Recorder:
             live.stop_waiting(now_s)
             self._write(live, nan, "unfinished", live.output_tokens)
         self._live.clear()
-        self._flush()
+        self._flush(last=True)
         for sink in self._sinks:
             sink.close()
 
