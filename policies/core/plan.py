@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import Enum
+from math import sqrt
 from typing import Literal, NamedTuple
 
 from policies.core.request import RequestId
@@ -151,14 +152,21 @@ class QuietRun(NamedTuple):
         return anchor_s + (base_s * steps + slope_s * tokens)
 
     def steps_until(self, time_s: float, low: int, high: int) -> int:
-        """Fewest steps in ``low..high`` whose end is at or after ``time_s`` (``high`` if none is), by bisection."""
-        while low < high:
-            middle = (low + high) // 2
-            if self.end_s(middle) >= time_s:
-                high = middle
-            else:
-                low = middle + 1
-        return low
+        """Fewest steps in ``low..high`` whose end is at or after ``time_s`` (``high`` if none is).
+
+        The root of the closed form, corrected by the times themselves, which alone decide.
+        """
+        anchor_s, base_s, slope_s, sum_context, num_seqs = self
+        bend_s = slope_s * num_seqs / 2
+        first_s = base_s + slope_s * sum_context - bend_s
+        elapsed_s = max(time_s - anchor_s, 0.0)
+        guess = int(2 * elapsed_s / (first_s + sqrt(first_s * first_s + 4 * bend_s * elapsed_s))) + 1
+        steps = low if guess < low else guess if guess < high else high
+        while steps < high and self.end_s(steps) < time_s:
+            steps += 1
+        while steps > low and self.end_s(steps - 1) >= time_s:
+            steps -= 1
+        return steps
 
 
 class StepTime(NamedTuple):

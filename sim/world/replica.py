@@ -86,6 +86,7 @@ class Replica:
         self._clock, self._engine, self._costs, self._on_end = clock, engine, costs, on_end
         self._link = link
         self._skip_ahead = skip_ahead
+        self._skip, self._horizon = engine.policy.skip, engine.policy.horizon
         self._calendar = StopCalendar()
         self._arrivals: deque[tuple[Request, Stop]] = deque()
         self._aborts: list[RequestId] = []
@@ -97,7 +98,6 @@ class Replica:
         self._first = 0
         self._target = 1
         self._step = 0
-        self._start_s = 0.0
         self._arrivals_matter = True
         self._end_event = Timed(clock, [])
         self._transfers: dict[int, Transfer] = {}
@@ -168,17 +168,14 @@ class Replica:
 
     def _go_on(self, now_s: float) -> None:
         """Run step after step, up to one during which something else happens."""
-        advance = self._clock.advance
-        while True:
-            end_s = self._begin(now_s)
-            if end_s is None:
-                return
-            if not advance(end_s):
+        end_s = self._begin(now_s)
+        while end_s is not None:
+            if not self._clock.advance(end_s):
                 self._end_at(end_s)
                 return
             if not self._end(end_s):
                 return
-            now_s = end_s
+            end_s = self._begin(end_s)
 
     def _end_at(self, time_s: float) -> None:
         self._end_event = self._clock.event_at(time_s, _STEP_END, self._on_step_end)
@@ -200,7 +197,7 @@ class Replica:
             if plan.wake_at_s is not None:
                 self._clock.event_at(plan.wake_at_s, At.PLAN, self._on_plan)
             return None
-        self._plan, self._step, self._start_s = plan, plan.step, now_s
+        self._plan, self._step = plan, plan.step
         self.counts.plans += 1
         if plan.joins or plan.preempted:
             self._calendar.apply(plan)
@@ -209,11 +206,16 @@ class Replica:
             return now_s + self._duration_s(plan, now_s)
         self.counts.quiet_plans += 1
         run, first = self._run, self._first
-        if run is None or first >= self._knot or plan.joins or plan.leaves:
+        if run is None or first >= self._knot or plan.leaves or plan.joins:
             run, first = self._start_run(plan, now_s), 0
         if self._skip_ahead:
-            horizon, self._arrivals_matter = self._engine.policy.horizon()
-            self._target = min(self._knot - first, horizon + 1, self._calendar.steps_to_stop())
+            horizon, self._arrivals_matter = self._horizon()
+            target = self._calendar.steps_to_stop()
+            if horizon < target:
+                target = horizon + 1
+            if first + target > self._knot:
+                target = self._knot - first
+            self._target = target
         return run.end_s(first + self._target)
 
     def _start_run(self, plan: StepPlan, now_s: float) -> QuietRun:
@@ -264,10 +266,9 @@ class Replica:
 
     def _end(self, now_s: float) -> bool:
         """Book what ran until now; True if the next step can be planned at once."""
-        if self._target > 1 and self._arrivals and not self._arrivals_matter and self._run is not None:
+        if self._arrivals and not self._arrivals_matter and self._run is not None:
             self._book_pieces(self._run)
         self._book(now_s, self._target)
-        self.last_boundary_s = now_s
         self._plan = None
         if self._stopping:
             self._take_in(now_s)  # what came during the last step was offered: the record says it is unfinished
@@ -296,21 +297,21 @@ class Replica:
             self._engine.carry_on(now_s)
 
     def _book(self, end_s: float, steps: int) -> None:
-        plan, first = self._plan, self._first
+        """Book that many steps of the plan, from the last boundary to ``end_s``."""
+        plan, run = self._plan, self._run
         assert plan is not None
-        engine = self._engine
         if steps > 1:
-            engine.skip(steps - 1)
+            self._skip(steps - 1)
         finished = self._calendar.complete(plan, steps)
         result = _new_tuple(StepResult, (
-            self._step, self._start_s, end_s, steps, finished, self._run, first, None, NO_EMITTED, (), 0
+            self._step, self.last_boundary_s, end_s, steps, finished, run, self._first, None, NO_EMITTED, (), 0
         ))  # fmt: skip
-        self._step += steps
-        self._start_s = end_s
-        if self._run is not None:
-            self._first = first + steps
+        self.last_boundary_s = end_s
+        if run is not None:
+            self._first += steps
+            self._step += steps
             self.counts.quiet_steps += steps
-        ended = engine.complete(result)
+        ended = self._engine.complete(result)
         if ended:
             self._on_end(ended, end_s)
 
