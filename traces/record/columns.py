@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby, starmap
@@ -133,53 +134,20 @@ class TableSink(Protocol):
         """The run is over."""
 
 
-class Columns:
-    """A ``RecordSink`` that converts each batch once and hands the columns to every one of its sinks."""
+class RowsToColumns(ABC):
+    """Base of a ``TableSink`` that also takes rows, as a ``RecordSink``; a batch without rows never reaches it."""
 
-    def __init__(self, *sinks: TableSink) -> None:
-        self._sinks = sinks
-
-    def steps(self, rows: Sequence[StepRow]) -> None:
-        """Rows of steps."""
-        if rows:
-            table = StepTable.of(rows)
-            for sink in self._sinks:
-                sink.step_table(table)
-
-    def requests(self, rows: Sequence[RequestRow]) -> None:
-        """Requests, in order of their end."""
-        if rows:
-            table = RequestTable.of(rows)
-            for sink in self._sinks:
-                sink.request_table(table)
-
-    def stalls(self, rows: Sequence[Stall]) -> None:
-        """Irregular inter-token gaps."""
-        if rows:
-            table = StallTable.of(rows)
-            for sink in self._sinks:
-                sink.stall_table(table)
-
-    def close(self) -> None:
-        """Close every sink."""
-        for sink in self._sinks:
-            sink.close()
-
-
-class RowsToColumns:
-    """Base of a ``TableSink`` that also takes rows itself, as a ``RecordSink``."""
-
+    @abstractmethod
     def step_table(self, table: StepTable) -> None:
         """A batch of steps."""
-        raise NotImplementedError
 
+    @abstractmethod
     def request_table(self, table: RequestTable) -> None:
         """A batch of requests."""
-        raise NotImplementedError
 
+    @abstractmethod
     def stall_table(self, table: StallTable) -> None:
         """A batch of stalls."""
-        raise NotImplementedError
 
     def steps(self, rows: Sequence[StepRow]) -> None:
         """Rows of steps."""
@@ -195,3 +163,30 @@ class RowsToColumns:
         """Irregular inter-token gaps."""
         if rows:
             self.stall_table(StallTable.of(rows))
+
+
+class Columns(RowsToColumns):
+    """Converts each batch once and hands the columns to every one of its sinks."""
+
+    def __init__(self, *sinks: TableSink) -> None:
+        self._sinks = sinks
+
+    def step_table(self, table: StepTable) -> None:
+        """A batch of steps."""
+        for sink in self._sinks:
+            sink.step_table(table)
+
+    def request_table(self, table: RequestTable) -> None:
+        """A batch of requests."""
+        for sink in self._sinks:
+            sink.request_table(table)
+
+    def stall_table(self, table: StallTable) -> None:
+        """A batch of stalls."""
+        for sink in self._sinks:
+            sink.stall_table(table)
+
+    def close(self) -> None:
+        """Close every sink."""
+        for sink in self._sinks:
+            sink.close()
