@@ -170,7 +170,7 @@ class DecodeSet:
             buckets = buckets * -(-end // self._size)
         buckets = buckets[start:end]
         ids = list(_flat(buckets))
-        return self._give(ids, _flat(map(_tables, buckets))) if ids else ids
+        return self._give(ids, _flat(map(_tables, buckets))) if ids else []
 
     def _give(self, ids: list[RequestId], tables: Iterable[list[int]]) -> list[Grant]:
         """One block to each of these tables. Its loops are in C, since every block of a run comes by here."""

@@ -183,12 +183,13 @@ class Recorder:
     def _is_like_before(self, plan: StepPlan, emitting: int) -> bool:
         """True if a step of the same run belongs to the current row."""
         row, load = self._row, self._load
-        return (
+        alike: bool = (
             load.waiting == row[_WAITING]
             and load.swapped == row[_SWAPPED]
             and emitting == row[_EMITTING]
             and plan.limited_by == row[_LIMITED_BY]
         )
+        return alike
 
     def _new_row(self, plan: StepPlan, result: StepResult, emitting: int) -> list[Any]:
         """The columns of ``StepRow``; those from ``anchor_s`` to ``num_seqs`` are a QuietRun, and ``waiting`` to
@@ -287,7 +288,7 @@ class Recorder:
         ))  # fmt: skip
 
     def _flush(self, *, last: bool = False) -> None:
-        """Hand over what there is, but for the current row of steps, which may still grow, unless it is the ``last``."""
+        """Hand over what there is; the current row of steps, which may still grow, only as the ``last``."""
         steps = self._steps
         self._steps = [] if last else steps[-1:]
         if not last:
