@@ -32,3 +32,9 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no shared data at {folder}; BATCHSCOPE_DATA names the folder")
     return folder
+
+
+@pytest.fixture
+def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The working directory is a new folder (``pytestmark = pytest.mark.usefixtures("in_empty_folder")``)."""
+    monkeypatch.chdir(tmp_path)

@@ -13,9 +13,7 @@ from sim.runs import check_new, make_new, next_folder
 CONFIG = RunConfig(WorkloadConfig(trace="own.csv"), EngineConfig(preset="orca-max"))
 
 
-@pytest.fixture(autouse=True)
-def _in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("in_empty_folder")
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,7 @@ from traces.record.schema import RequestRow, StepRow
 
 SMALL = (*CHAT, "workload.rate_per_s=8", "workload.num_requests=60")
 
-
-@pytest.fixture(autouse=True)
-def _in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("in_empty_folder")
 
 
 def test_the_example_of_the_readme() -> None:
