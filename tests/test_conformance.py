@@ -25,6 +25,8 @@ GOLDEN = Path(__file__).parent / "golden"
 STEPS = {
     "mii_splitfuse.8abdd98": 145,
     "mii_tight.8abdd98": 874,
+    "ray240_timeout50ms.2.40.0": 41,
+    "ray260_default.2.60.0": 87,
     "sarathi_chunk_tight.96f9911": 557,
     "sarathi_ft.96f9911": 260,
     "sarathi_orca.96f9911": 205,

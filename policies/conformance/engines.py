@@ -12,6 +12,7 @@ from policies.core.protocols import Policy
 from policies.core.radix_kv import RadixKv
 from policies.systems.paged import PREEMPTION_MODES, Paged
 from policies.systems.paged_chunked import PagedChunked
+from policies.systems.request_batcher import RayServeBatch
 from policies.systems.sarathi import Sarathi, Scheduler
 from policies.systems.sglang import SgLang
 from policies.systems.sglang_queue import Scheduling
@@ -32,6 +33,7 @@ _SGLANG = ("max_total_num_tokens", "max_running_requests", "max_prefill_tokens",
 _SGLANG_ORDER = ("schedule_policy", "schedule_conservativeness", "enable_mixed_chunk", "ignore_eos")
 _SGLANG_TOO = ("chunked_prefill_size", "cache", "overlap", *_SGLANG_ORDER)
 _MII = ("block_size", "num_blocks", "max_ragged_batch_size", "max_ragged_sequence_count", "max_length")
+_RAY = ("batch_wait_timeout_s", "service_base_s", "service_per_item_s")
 
 
 class _Engine(NamedTuple):
@@ -204,11 +206,27 @@ def _mii(log: DecisionLog) -> Policy:
     )
 
 
+def _ray(log: DecisionLog) -> Policy:
+    """Ray Serve's batching; batches are closed ahead from 2.60 on, and one runs at a time."""
+    if log.setting("max_concurrent_batches", int, 1) != 1:
+        raise ConfigError("'max_concurrent_batches' must be 1; more batches at a time are not modelled")
+    size = log.setting("max_batch_size", int)
+    return RayServeBatch(
+        KvManager(size, 2),
+        max_num_seqs=size,
+        max_model_len=2,
+        batch_wait_timeout_s=log.setting("batch_wait_timeout_s", float),
+        forms_ahead=log.setting("version", str) != "2.40.0",
+    )
+
+
 _ENGINES: dict[str, _Engine] = {
     "vllm v1 0.11.2": _Engine(_VLLM, _V1, ("fcfs",), _vllm_v1),
     "vllm v0 0.6.3.post1": _Engine(_VLLM, _V0, ("fcfs",), _vllm_v0),
     "sarathi-serve 96f9911": _Engine(_SARATHI, _SARATHI_TOO, get_args(Scheduler), _sarathi),
     "vidur 7d47513": _Engine(_VIDUR, _VIDUR_TOO, ("sarathi", "vllm", "orca"), _vidur, "max_tokens"),
     "sglang 0.4.9": _Engine(_SGLANG, _SGLANG_TOO, ("fcfs",), _sglang, "context_len"),
+    "ray-serve-batch 2.40.0": _Engine(("max_batch_size",), _RAY, ("fifo",), _ray),
+    "ray-serve-batch 2.60.0": _Engine(("max_batch_size",), (*_RAY, "max_concurrent_batches"), ("fifo",), _ray),
     "deepspeed-mii 8abdd98": _Engine(_MII, ("max_tracked_sequences",), ("splitfuse",), _mii, "max_length"),
 }

@@ -51,6 +51,9 @@ FIELDS_MII = (
 )
 """The same for DeepSpeed-MII, which runs in each step what the one before planned."""
 
+FIELDS_RAY = ("formed_us", "ids", "left", "start_us", "end_us")
+"""Fields of a batch of Ray Serve."""
+
 _FIELDS = {
     "v1": FIELDS_V1,
     "v0": FIELDS_V0,
@@ -58,15 +61,18 @@ _FIELDS = {
     "vidur": FIELDS_VIDUR,
     "sglang": FIELDS_SGLANG,
     "deepspeed-mii": FIELDS_MII,
+    "ray-serve-batch": FIELDS_RAY,
 }
+_BATCHED = ("ray-serve-batch",)
 
 END_FIELDS = ("preemptions", "swap_outs", "unfinished")
+END_FIELDS_BATCHES = ("batches", "unfinished")
 _END_DEFAULTS = {"swap_outs": 0}
 
 
 class LoggedRequest(NamedTuple):
-    """A request of a log under its number, with the output length it makes and the steps it comes and goes
-    at."""
+    """A request of a log under its number, with the output length it makes and the steps (of a batcher:
+    microseconds) it comes and goes at."""
 
     request: Request
     arrival_step: int
@@ -75,7 +81,7 @@ class LoggedRequest(NamedTuple):
 
 
 class DecisionLog(NamedTuple):
-    """A log. ``names[i]`` is the name of request i; ``steps`` and ``end`` are the lines as they are."""
+    """A log. ``names[i]`` is the name of request i; ``steps`` (or batches) and ``end`` are the lines as they are."""
 
     path: Path
     config: Object
@@ -94,6 +100,11 @@ class DecisionLog(NamedTuple):
     def fields(self) -> tuple[str, ...]:
         """Step fields to compare."""
         return _FIELDS[_family(self.config)]
+
+    @property
+    def is_batched(self) -> bool:
+        """True for the log of a request-level batcher, which has batches in place of steps."""
+        return _is_batched(self.config)
 
     @property
     def stopped_at(self) -> float:
@@ -120,13 +131,15 @@ def read_log(path: Path) -> DecisionLog:
             config = _checked_config(line, where)
         elif kind == "request":
             requests.append((where, line))
-        elif kind == "step":
+        elif kind == _step_type(config):
             steps.append(_checked_step(line, where, config))
         elif kind == "end":
-            counts = {key: _value(line, key, int, where, _END_DEFAULTS.get(key)) for key in END_FIELDS}
+            fields = END_FIELDS_BATCHES if _is_batched(config) else END_FIELDS
+            counts = {key: _value(line, key, int, where, _END_DEFAULTS.get(key)) for key in fields}
             end = {**counts, "stopped": _value(line, "stopped", bool, where, False)}
         else:
-            raise LogError(f"{where}: unknown line type '{kind}'; expected request, step or end")
+            known = f"request, {_step_type(config)} or end"
+            raise LogError(f"{where}: unknown line type '{kind}'; expected {known}")
     if config is None or end is None:
         raise LogError(f"{path}: no {'config' if config is None else 'end'} line; the log is cut off")
     numbers: dict[str, RequestId] = {}
@@ -135,12 +148,12 @@ def read_log(path: Path) -> DecisionLog:
         if name in numbers:
             raise LogError(f"{where}: request '{name}' is listed twice")
         numbers[name] = len(numbers)
-    parsed = tuple(_request(line, where, numbers) for where, line in requests)
+    parse = _timed_request if _is_batched(config) else _request
+    parsed = tuple(parse(line, where, numbers) for where, line in requests)
     for (where, _), (a, b) in zip(requests[1:], pairwise(parsed), strict=True):
         if b.arrival_step < a.arrival_step:
-            raise LogError(
-                f"{where}: arrival_step {b.arrival_step} follows {a.arrival_step}; sort the requests"
-            )
+            key = "arrival_us" if _is_batched(config) else "arrival_step"
+            raise LogError(f"{where}: {key} {b.arrival_step} follows {a.arrival_step}; sort the requests")
     return DecisionLog(path, config, tuple(numbers), parsed, tuple(steps), end)
 
 
@@ -200,13 +213,24 @@ def _checked_config(line: Object, where: str) -> Object:
     return line
 
 
+def _is_batched(config: Object | None) -> bool:
+    return config is not None and config.get("system") in _BATCHED
+
+
+def _step_type(config: Object | None) -> str:
+    return "batch" if _is_batched(config) else "step"
+
+
 def _checked_step(line: Object, where: str, config: Object | None) -> Object:
-    _value(line, "t", int, where)
-    _value(line, "arrived", list, where)
+    if _is_batched(config):
+        _value(line, "k", int, where)
+    else:
+        _value(line, "t", int, where)
+        _value(line, "arrived", list, where)
     family = "" if config is None else _family(config)
     for field in _FIELDS.get(family, ()):
         if "error" not in line and field not in line:
-            raise LogError(f"{where}: a step of {family} needs the field '{field}'")
+            raise LogError(f"{where}: a {_step_type(config)} of {family} needs the field '{field}'")
     return line
 
 
@@ -223,6 +247,15 @@ def _request(line: Object, where: str, numbers: Mapping[str, RequestId]) -> Logg
     request = Request(numbers[name], float(step), prompt, output, priority, segments=segments)
     abort_step = _value(line, "abort_step", int, where) if "abort_step" in line else None
     return LoggedRequest(request, step, output, abort_step)
+
+
+def _timed_request(line: Object, where: str, numbers: Mapping[str, RequestId]) -> LoggedRequest:
+    """A request of a batcher: it has a time in microseconds and no tokens; one of each stands for them."""
+    arrival_us = _value(line, "arrival_us", int, where)
+    if arrival_us < 0:
+        raise LogError(f"{where}: arrival_us must be >= 0")
+    request = Request(numbers[_value(line, "id", str, where)], arrival_us / 1e6, 1, 1)
+    return LoggedRequest(request, arrival_us, 1, None)
 
 
 def _segments(items: list[object], where: str, numbers: Mapping[str, RequestId]) -> Segments:

@@ -9,9 +9,10 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
+from policies.conformance.batches import decide_batches
 from policies.conformance.decisions import DecisionWriter, Line
 from policies.conformance.engines import build_policy, max_model_len
-from policies.conformance.log import END_FIELDS, DecisionLog, LoggedRequest, Object, read_log
+from policies.conformance.log import DecisionLog, LoggedRequest, Object, read_log
 from policies.core.engine import Engine
 from policies.core.errors import ContractError, EngineDied, Stuck
 from policies.core.plan import Idle, StepPlan, StepResult
@@ -48,7 +49,7 @@ def replay(path: Path) -> Conformance:
     """Replay one log; LogError if it cannot be read or describes an engine that is not modelled."""
     log = read_log(path)
     lines, fault = decide(log)
-    steps = [line for line in lines if line["type"] == "step"]
+    steps = [line for line in lines if line["type"] in ("step", "batch")]
     matched, first = 0, None
     for expected, got in zip_longest(log.steps, steps):
         difference = _difference(log.fields, expected, got)
@@ -66,6 +67,8 @@ def decide(log: DecisionLog) -> tuple[list[Line], str | None]:
     that it broke, if any, where the lines end."""
     lines: list[Line] = []
     policy = build_policy(log)
+    if log.is_batched:
+        return decide_batches(log, policy), None
     writer = DecisionWriter(policy, lines.append, config=log.config, name=log.names.__getitem__)
     fault = None
     try:
@@ -146,9 +149,9 @@ def _rest(engine: Engine, in_flight: deque[StepPlan], t: int) -> None:
 def _difference(fields: Sequence[str], expected: Object | None, got: Line | None) -> str | None:
     """What differs between two step lines; None if nothing does."""
     if expected is None or got is None:
-        there, t = ("the replay", got and got["t"]) if expected is None else ("the log", expected["t"])
-        return f"step t={t}: only {there} has this step"
-    for field in ("t", "arrived", "aborted"):
+        there, line = ("the replay", got or {}) if expected is None else ("the log", expected)
+        return f"{_place(line)}: only {there} has this {line['type']}"
+    for field in ("t", "k", "arrived", "aborted"):
         if expected.get(field, []) != got.get(field, []):
             return _describe(field, expected, got)
     if "error" in expected or "error" in got:
@@ -159,8 +162,12 @@ def _difference(fields: Sequence[str], expected: Object | None, got: Line | None
     return None
 
 
+def _place(line: Object) -> str:
+    return f"batch k={line['k']}" if line["type"] == "batch" else f"step t={line['t']}"
+
+
 def _describe(field: str, expected: Object, got: Object) -> str:
-    lines = [f"step t={expected['t']}: field '{field}' differs"]
+    lines = [f"{_place(expected)}: field '{field}' differs"]
     shown = (field, *(queue for queue in _QUEUES if queue != field and queue in expected))
     for name in shown:
         lines.append(f"  expected {name}: {json.dumps(expected.get(name))}")
@@ -169,7 +176,7 @@ def _describe(field: str, expected: Object, got: Object) -> str:
 
 
 def _end_difference(expected: Object, got: Object) -> str | None:
-    for field in END_FIELDS:
-        if expected[field] != got[field]:
+    for field in expected:
+        if field in got and expected[field] != got[field]:
             return f"end: field '{field}' differs\n  expected {expected[field]}\n  got      {got[field]}"
     return None
