@@ -42,7 +42,7 @@ class WorkloadConfig(Section):
     )
     rate_per_s: float | None = key(_rate, default=None)
     cv: float | None = key(number(at_least=1e-3, at_most=1e6), default=None)
-    num_requests: int | None = key(_count, default=None)
+    num_requests: int | None = key(whole(1, at_most=10**12), default=None)
     prompt: LengthLaw | None = key(parse_law, default=None)
     output: LengthLaw | None = key(parse_law, default=None)
     rate_scale: float = key(_rate, default=1.0)

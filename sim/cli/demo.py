@@ -38,4 +38,5 @@ def demo(as_json: bool) -> None:
     click.echo("Llama-2-7B on one A100-80GB. Simulated, server side; see 'batchscope policies show NAME' for each.\n")
     click.echo(comparison_table(summaries))
     for notice in dict.fromkeys(notice for result in results for notice in result.notices):
-        click.echo(f"note: {notice}")
+        of = [name for name, result in zip(_PRESETS, results, strict=True) if notice in result.notices]
+        click.echo(f"note: {'' if len(of) == len(results) else ', '.join(of) + ': '}{notice}")

@@ -87,8 +87,9 @@ def main() -> None:
         _end(f"batchscope: {where}{error.strerror or error}; check the path, its rights and the room on its disk", 2)
 
 
-def _end(line: str, exit_code: int) -> None:
-    click.echo(line, err=True)
+def _end(message: str, exit_code: int) -> None:
+    """Exit with a message in one line, whatever a user's names may hold."""
+    click.echo(message if message.startswith("Usage:") else " ".join(message.split()), err=True)
     sys.exit(exit_code)
 
 

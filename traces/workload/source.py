@@ -61,12 +61,14 @@ def _from_trace(spec: WorkloadSpec, path: str, max_model_len: int) -> Workload:
     if spec.concurrency and trace.has_parents:
         notices += ("parent_id was ignored: in a closed loop each client takes the next row",)
 
+    num_requests = trace.num_rows if spec.limit is None else min(spec.limit, trace.num_rows)
+
     def rows() -> Iterator[TraceRow]:
-        return _adapted(islice(trace.rows, spec.limit), spec, max_model_len)
+        return _adapted(islice(trace.rows, num_requests), spec, max_model_len)
 
     return Workload(
         rows=rows,
-        num_requests=trace.num_rows if spec.limit is None else min(spec.limit, trace.num_rows),
+        num_requests=num_requests,
         notices=notices,
         concurrency=spec.concurrency,
         think_time_s=spec.think_time_s,
