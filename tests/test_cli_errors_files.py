@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from policies.core.errors import ContractError
 from tests.command import OWN, POSITIVE, TRACE, batchscope, message_of, settings
 
 
@@ -187,11 +188,14 @@ def test_an_unknown_option_names_the_closest() -> None:
     assert "'--json'" in said
 
 
-def test_an_error_of_our_own_or_of_a_users_policy_keeps_its_traceback() -> None:
+@pytest.mark.parametrize(
+    ("body", "error"), [("return 1 / 0", ZeroDivisionError), ("self.kv.pool.take(10**9)", ContractError)]
+)
+def test_a_bug_keeps_its_traceback(body: str, error: type[Exception]) -> None:
     Path("own.csv").write_text(OWN)
     Path("mine.py").write_text(
         "from policies.systems.token_budget import TokenBudget\n\n\nclass Mine(TokenBudget):\n"
-        "    def schedule(self, now_s):\n        return 1 / 0\n"
+        f"    def schedule(self, now_s):\n        {body}\n"
     )
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(error):
         batchscope("run", *TRACE, "--policy", "mine.py:Mine", "--json")

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import click
 
-from policies.core.errors import BatchscopeError
+from policies.core.errors import RunError, UserError
 from sim.cli.group import VerbGroup
 
 
@@ -70,11 +70,12 @@ def cli() -> None:
 
 
 def main() -> None:
-    """Entry point: errors made on purpose end in one line, with their exit code; others keep their traceback."""
+    """Entry point: what a user or a run did ends in one line, with its exit code; bugs keep their traceback, broken
+    contracts among them."""
     _check_packages()
     try:
         cli(prog_name="batchscope", standalone_mode=False)
-    except BatchscopeError as error:
+    except (UserError, RunError) as error:
         _end(f"batchscope: {error}", error.exit_code)
     except click.ClickException as error:
         _end(_usage(error), 2)
