@@ -44,7 +44,7 @@ fuzz: $(INSTALLED)
 	HYPOTHESIS_PROFILE=fuzz BATCHSCOPE_FUZZ=1 $(PYTEST) tests/fuzz
 
 laws: $(INSTALLED)
-	BATCHSCOPE_LAWS_REQUESTS=400000 $(PYTEST) -v -rP tests/laws
+	BATCHSCOPE_LAWS_REQUESTS=400000 $(PYTEST) -v -o faulthandler_timeout=0 tests/laws
 
 clean:
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist
