@@ -91,6 +91,8 @@ class Recorder:
                 self._chunk(plan.chunks)
             if self._paused or decode is not _ALL:
                 self._pause(plan)
+            if plan.grants and not self._load.residues:
+                self._run = None  # a reservation was extended, which no residue foretells
         self._load = self._policy.load()
         self._decodes = decode is not _NONE
 
