@@ -130,7 +130,7 @@ def _step(engine: Engine, calendar: StopCalendar, in_flight: deque[StepPlan], t:
         in_flight.append(plan)
     if in_flight and (isinstance(plan, Idle) or len(in_flight) == engine.policy.max_in_flight):
         done = in_flight.popleft()
-        finished = calendar.complete(done, 1)
+        finished = calendar.complete(done, 1, in_flight)
         engine.complete(StepResult(done.step, t, t + 1, finished=finished))
         engine.policy.kv.check()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from heapq import heappop, heappush
 from typing import NamedTuple
 
@@ -81,8 +81,11 @@ class StopCalendar:
             heappop(heap)
         return _NEVER
 
-    def complete(self, plan: StepPlan, steps: int) -> tuple[Finish, ...]:
-        """Book ``steps`` steps of a plan; the requests that stop at the end of the last one."""
+    def complete(self, plan: StepPlan, steps: int, later: Collection[StepPlan] = ()) -> tuple[Finish, ...]:
+        """Book ``steps`` steps of a plan; the requests that stop at the end of the last one.
+
+        ``later`` are the plans in flight behind it: prompts that leave with one of them emit nothing.
+        """
         finished: tuple[Finish, ...] = ()
         decode = plan.decode
         if decode is not _NONE:
@@ -92,7 +95,10 @@ class StopCalendar:
             heap = self._heap
             if heap and heap[0][0] <= now:
                 finished = self._stop_rows(now)
-        return finished + self._emit(plan.chunks) if plan.chunks else finished
+        if not plan.chunks:
+            return finished
+        gone = {request_id for other in later for request_id in other.leaves}
+        return finished + self._emit([chunk for chunk in plan.chunks if chunk.id not in gone] if gone else plan.chunks)
 
     def _stop_rows(self, now: int) -> tuple[Finish, ...]:
         heap, due = self._heap, self._due

@@ -90,6 +90,7 @@ class SgLang(Policy):
         self.ratio_decay = (self.initial_ratio - self.min_ratio) / RATIO_DECAY_STEPS
         self.ratio = self.initial_ratio
         self.is_full = False
+        self._rests = False
         self.waiting: deque[SlotRow] = deque()
         self.running = RunningList(kv)
         self.joining: list[SlotRow] = []
@@ -163,6 +164,8 @@ class SgLang(Policy):
                 self.running.decode.advance(1)
                 flight.is_booked = True
         self._begin()
+        if self._rests:
+            self.ratio, self._rests = self.initial_ratio, False
         self._merge()
         if self._prefill() or self._decode():
             return self._make_plan()
@@ -190,9 +193,8 @@ class SgLang(Policy):
             self._remaps.append(remap)
 
     def _idle(self) -> StepPlan | Idle:
-        """Nothing runs. An empty plan says that the next pass finds something else."""
-        if not self._flights:
-            self.ratio = self.initial_ratio
+        """Nothing runs: the ratio starts anew. An empty plan says that the next pass finds something else."""
+        self._rests = not self._flights
         self.mode = "idle"
         if self.waiting and self.is_full and not self.faithful:
             self.is_full = False
@@ -349,6 +351,8 @@ class SgLang(Policy):
 
     def _retract(self) -> None:
         found = retract(self.kv, self._made(self.running.rows.values()))
+        for flight in self._flights:
+            flight.places = {key: row.order for key, row in self.running.rows.items()}
         for row in found.retracted:
             self._start_over(row)
         self.running.reseat(found.kept)
@@ -421,7 +425,7 @@ class SgLang(Policy):
                 self._remember(row, start + count)
         if ended:
             rows = [self._started[key] for key in ended if key in self._started and key not in flight.dropped]
-            for row in sorted(rows, key=lambda row: row.order):
+            for row in sorted(rows, key=lambda row: flight.places.get(row.id, row.order)):
                 self._end(row)
         if flight.slots:
             self.kv.release(flight.slots)
@@ -455,6 +459,8 @@ class SgLang(Policy):
     def queues(self) -> Queues:
         """Waiting requests, and those with slots: the running list, then the rows of the last prefill."""
         joining = [row.id for row in self.joining if not row.ended]
+        if self.chunked is not None and self.chunked not in self.joining:  # the engine died before its next chunk
+            joining.append(self.chunked.id)
         return Queues(tuple(row.id for row in self.waiting), (*self.running.live(), *joining))
 
     def plan_details(self) -> Details:

@@ -70,15 +70,17 @@ class SlotRows(DecodeSet):
 
 class Flight:
     """A step whose result is not known yet. ``dropped`` requests are told nothing of it; ``slots`` are those that it
-    writes for requests that have ended meanwhile. ``is_booked`` once its decoding rows count the token they get."""
+    writes for requests that have ended meanwhile. ``is_booked`` once its decoding rows count the token they get.
+    ``places`` are those of its rows where the running list has been put into another order since."""
 
-    __slots__ = ("chunks", "decodes", "dropped", "is_booked", "slots")
+    __slots__ = ("chunks", "decodes", "dropped", "is_booked", "places", "slots")
 
     def __init__(self, chunks: Sequence[Chunk], *, decodes: bool) -> None:
         self.chunks = chunks
         self.decodes = decodes
         self.is_booked = False
         self.dropped: set[RequestId] = set()
+        self.places: dict[RequestId, int] = {}
         self.slots: list[int] = []
 
     def makes_token_of(self, row: SlotRow) -> bool:
