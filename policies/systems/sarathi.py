@@ -238,7 +238,7 @@ class Sarathi(BatchingPolicy):
         return True
 
     def _preempt(self, row: Row) -> None:
-        if self.judges_by_old_progress:
+        if self.judges_by_old_progress and self.chunk_sizes:
             # While a row decodes, num_computed_tokens stays at the end of its last chunk.
             rest = 0 if row.is_decoding else row.num_tokens - row.num_computed_tokens
             self._old_progress[row.id] = (rest, row.num_computed_tokens)
@@ -253,26 +253,31 @@ class Sarathi(BatchingPolicy):
             self._begun = tuple(self.partial)
             for row in list(self.partial.values()):
                 count = self._chunk_tokens(row)
-                if count:
+                if not self._is_nothing(count):
+                    self._check_chunk(row, count)
                     self._compute(row, count)
 
+    def _progress(self, row: Row) -> tuple[int, int]:
+        """Tokens that a request has still to compute before it makes one, and those computed."""
+        done = row.num_computed_tokens
+        return self._old_progress.get(row.id) or (row.num_tokens - done, done)
+
     def _chunk_tokens(self, row: Row) -> int:
-        """Tokens of a request that this step may compute; 0 for none."""
-        rest, done = row.num_tokens - row.num_computed_tokens, row.num_computed_tokens
+        """Tokens of a request that this step computes; negative where the chunk size is more than used up, or
+        where the engine dies since its schedule does not cover them."""
+        rest, done = self._progress(row)
         if not self.chunk_sizes:
             return rest
-        if row.id in self._old_progress:
-            rest, done = self._old_progress[row.id]
         stage = done // self.tokens_per_stage
         if stage >= len(self.chunk_sizes):
             if self.faithful:
-                self.running = {}  # in none of the real engine's queues when it raises
-                raise EngineDied(f"request {row.id} has computed {done} tokens, more than the chunk schedule covers")
+                return -1
             stage = -1
-        count = min(rest, self.chunk_sizes[stage] - self._num_tokens)
-        if count < 0 and self.faithful:
-            raise EngineDied(f"request {row.id} would get a chunk of {count} tokens")
-        return max(count, 0)
+        return min(rest, self.chunk_sizes[stage] - self._num_tokens)
+
+    def _is_nothing(self, count: int) -> bool:
+        """True for a chunk that does not run in this step."""
+        return not count or (count < 0 and not self.faithful)
 
     def _compute(self, row: Row, count: int) -> None:
         """Book a chunk; until its last one the row is half-prefilled."""
@@ -282,6 +287,16 @@ class Sarathi(BatchingPolicy):
         self._new_chunks.append(Chunk(row.id, start, count, end == row.num_tokens))
         if end < row.num_tokens:
             self.partial[row.id] = row
+
+    def _check_chunk(self, row: Row, count: int) -> None:
+        """The real engine dies of a negative chunk and of a prompt beyond its schedule."""
+        if count > 0:
+            return
+        done = self._progress(row)[1]
+        if done // self.tokens_per_stage < len(self.chunk_sizes):
+            raise EngineDied(f"request {row.id} would get a chunk of {count} tokens")
+        self.running = {}  # in none of the real engine's queues when it raises
+        raise EngineDied(f"request {row.id} has computed {done} tokens, more than the chunk schedule covers")
 
     # -- waiting requests ------------------------------------------------------------------------------------
 
@@ -300,13 +315,11 @@ class Sarathi(BatchingPolicy):
             if num_blocks > largest and not self.faithful and row.id not in gave_way:
                 self._reject("kv_capacity")
                 continue
-            self._blocked_by = self._obstacle(row, num_blocks)
+            count = self._chunk_tokens(row)
+            self._blocked_by = self._obstacle(row, count, num_blocks)
             if self._blocked_by:
                 return
-            count = self._chunk_tokens(row)
-            if not count:
-                self._blocked_by = "token_budget"
-                return
+            self._check_chunk(row, count)
             waiting.popleft()
             self.enter(row)
             self._joins.append((row.id, kv.open(row.id, num_blocks)))
@@ -318,13 +331,15 @@ class Sarathi(BatchingPolicy):
             return True
         return self.scheduler == "vllm" and row.num_tokens > min(self.max_num_batched_tokens, self.max_model_len)
 
-    def _obstacle(self, row: Row, num_blocks: int) -> str:
-        """What keeps the head of the queue out of this step; empty if nothing but its chunk might."""
-        if self.kv.num_free - num_blocks < self.watermark_blocks:
-            return "kv_blocks"
-        if self.scheduler == "vllm" and self._charge(row) > self.max_num_batched_tokens:
+    def _obstacle(self, row: Row, count: int, num_blocks: int) -> str:
+        """What keeps ``count`` tokens and ``num_blocks`` blocks of a request out of this step; empty if nothing.
+
+        Blocks come last, since in a quiet run only they change: what is named first stays so until its end."""
+        if len(self.running) >= self.max_num_seqs:
+            return "max_num_seqs"
+        if self._is_nothing(count) or (self.scheduler == "vllm" and self._charge(row) > self.max_num_batched_tokens):
             return "token_budget"
-        return "max_num_seqs" if len(self.running) >= self.max_num_seqs else ""
+        return "kv_blocks" if self.kv.num_free - num_blocks < self.watermark_blocks else ""
 
     def _charge(self, row: Row) -> int:
         """Tokens that a step of whole prompts is charged with if the row joins it."""
