@@ -89,7 +89,7 @@ class KvManager:
         self.retired[request_id] = self.tables.pop(request_id)
 
     def free_retired(self, request_id: RequestId) -> None:
-        """Free the blocks of a retired table. ``num_late_frees`` counts, for nobody leaves a batch with them."""
+        """Free the blocks of a retired table. Counted in ``num_late_frees``, for nobody leaves a batch then."""
         table = self.retired.pop(request_id)
         table.reverse()
         self._release(request_id, table)
@@ -170,6 +170,7 @@ class KvManager:
         del self.in_transit[transfer.key]
         if transfer.kind == "out":
             self._release(transfer.id, transfer.src)
+            self.num_late_frees += 1
         else:
             self.cpu_pool.give_back(transfer.src)
 

@@ -63,6 +63,7 @@ class Recorder:
         self._live: dict[RequestId, _Live] = {}
         self._stragglers: dict[RequestId, tuple[float, str]] = {}
         self._paused: set[RequestId] = set()
+        self._num_late_frees = 0
         self._last_emit_s = 0.0
         self._ordinal = 0
         self._steps: list[Any] = []
@@ -91,6 +92,9 @@ class Recorder:
                 self._chunk(plan.chunks)
             if self._paused or decode is not _ALL:
                 self._pause(plan)
+            if self._policy.kv.num_late_frees != self._num_late_frees:
+                self._num_late_frees = self._policy.kv.num_late_frees
+                self._run = None  # a row of the record knows only blocks that are taken
             if plan.grants and not self._load.residues:
                 self._run = None  # a reservation was extended, which no residue foretells
         self._load = self._policy.load()
