@@ -1,7 +1,8 @@
 """Runs a script of arrivals and aborts through a policy and compares each step with a line an eye can check.
 
 A script is text. ``+A 7/3`` lets request A come (prompt 7 tokens, makes 3), ``+A sys:4,A:3/3`` with segments
-of content, ``xA`` lets its client go away. Any other line is one step, as expected, in columns:
+of content, ``+A 7/3 p2`` with a priority, ``xA`` lets its client go away. Any other line is one step, as
+expected, in columns:
 
     STEP | ROWS | FREE | WAITING | RUNNING | SWAPPED | EVENTS
 
@@ -61,13 +62,15 @@ class _World:
 
     def arrive(self, line: str) -> None:
         name, _, lengths = line[1:].partition(" ")
+        lengths, _, priority = lengths.partition(" p")
         prompt, _, output = lengths.partition("/")
         segments: Segments = ()
         if ":" in prompt:
             parts = [part.split(":") for part in prompt.split(",")]
             segments = tuple((key, int(length)) for key, length in parts)
         tokens = sum(length for _, length in segments) or int(prompt)
-        request = Request(len(self.names), self.writer.t, tokens, int(output), segments=segments)
+        number, limits = len(self.names), (tokens, int(output), int(priority or 0))
+        request = Request(number, self.writer.t, *limits, segments=segments)
         self.names.append(name)
         if self.engine.add(request, self.writer.t) is None:
             self.calendar.add(request.id, stop_of(request, int(output), self.max_model_len))

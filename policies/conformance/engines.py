@@ -18,6 +18,7 @@ from policies.systems.sglang import SgLang
 from policies.systems.sglang_queue import Scheduling
 from policies.systems.splitfuse import SplitFuse
 from policies.systems.token_budget import TokenBudget
+from policies.systems.token_budget_priority import PriorityTokenBudget
 from policies.systems.vidur import Vidur
 
 _LABELS = ("type", "schema", "scenario", "system", "engine", "version", "commit", "policy")
@@ -91,7 +92,9 @@ def _vllm_v1(log: DecisionLog) -> Policy:
         enable_prefix_caching=caching,
         null_block=True,
     )
-    return TokenBudget(
+    by_priority = log.setting("policy", str, "fcfs") == "priority"
+    policy = PriorityTokenBudget if by_priority else TokenBudget
+    return policy(
         kv,
         max_num_seqs=log.setting("max_num_seqs", int),
         max_num_batched_tokens=log.setting("max_num_batched_tokens", int),
@@ -191,6 +194,7 @@ def _sglang(log: DecisionLog) -> Policy:
         enable_mixed_chunk=log.setting("enable_mixed_chunk", bool, False),
         ignore_eos=log.setting("ignore_eos", bool, False),
         overlap=log.setting("overlap", bool, True),
+        fits_requests=False,
         faithful=True,
     )
 
@@ -221,7 +225,7 @@ def _ray(log: DecisionLog) -> Policy:
 
 
 _ENGINES: dict[str, _Engine] = {
-    "vllm v1 0.11.2": _Engine(_VLLM, _V1, ("fcfs",), _vllm_v1),
+    "vllm v1 0.11.2": _Engine(_VLLM, _V1, ("fcfs", "priority"), _vllm_v1),
     "vllm v0 0.6.3.post1": _Engine(_VLLM, _V0, ("fcfs",), _vllm_v0),
     "sarathi-serve 96f9911": _Engine(_SARATHI, _SARATHI_TOO, get_args(Scheduler), _sarathi),
     "vidur 7d47513": _Engine(_VIDUR, _VIDUR_TOO, ("sarathi", "vllm", "orca"), _vidur, "max_tokens"),

@@ -185,14 +185,17 @@ class TokenBudget(BatchingPolicy):
     def _preempt(self, row: Row) -> None:
         """Free everything and wait at the front. What only this request could ever hit is hashed only now."""
         if row.content is None and self.kv.prefix_cache is not None:
-            private = ((f"in:{row.id}", row.prompt_tokens),)
-            row.content = Content(private, output_segment(row.id), self.kv.block_size)
-            computed = self.decode.num_tokens(row) - 1 if row.is_decoding else row.num_computed_tokens
-            self.kv.cache_blocks(row.id, row.content, computed)
+            self._hash(row, self.decode.num_tokens(row) - 1 if row.is_decoding else row.num_computed_tokens)
         self.remove(row)
         row.num_computed_tokens = 0
         self.waiting.appendleft(row)
         self._preempted.append((row.id, "recompute"))
+
+    def _hash(self, row: Row, num_tokens: int) -> None:
+        """Hash a row's first ``num_tokens`` tokens, which no other request shares."""
+        private = ((f"in:{row.id}", row.prompt_tokens),)
+        row.content = Content(private, output_segment(row.id), self.kv.block_size)
+        self.kv.cache_blocks(row.id, row.content, num_tokens)
 
     def _outgrown(self, row: Row) -> None:
         """A request alone in the pool needs more than all of it: the real engine starts it over for ever."""
