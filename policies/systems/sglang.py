@@ -10,40 +10,24 @@ keeps account of the steps in flight, and ``max_in_flight`` says how many the re
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import chain
 
 from policies.core.errors import ConfigError, ContractError, EngineDied
-from policies.core.plan import (
-    BatchRow,
-    Chunk,
-    Decode,
-    Finish,
-    Grant,
-    Horizon,
-    Idle,
-    Load,
-    PreemptionMode,
-    Queues,
-    Remap,
-    StepPlan,
-    StepResult,
-)
-from policies.core.protocols import Details, Id, Ids, Policy
+from policies.core.plan import Decode, Finish, Grant, Horizon, Idle, StepPlan
 from policies.core.radix_kv import RadixKv
-from policies.core.request import Request, RequestId
-from policies.systems.sglang_admission import Admission, Made
+from policies.systems.sglang_admission import Admission
+from policies.systems.sglang_base import SgLangBase
 from policies.systems.sglang_queue import SCHEDULING, Scheduling, reorder
 from policies.systems.sglang_retract import retract
-from policies.systems.sglang_rows import Flight, RunningList, SlotRow
+from policies.systems.sglang_rows import Flight, SlotRow
 
 INITIAL_RATIO = 0.7
 MIN_RATIO_FACTOR = 0.14
 RATIO_DECAY_STEPS = 600.0
 
 
-class SgLang(Policy):
+class SgLang(SgLangBase):
     """SGLang's scheduler.
 
     ``max_num_seqs`` is its max_running_requests, ``max_num_batched_tokens`` its max_prefill_tokens.
@@ -51,12 +35,11 @@ class SgLang(Policy):
     queue, ``schedule_conservativeness`` scales the part of the remaining output that is reserved.
     ``enable_mixed_chunk`` lets running requests decode beside a prefill. ``ignore_eos`` says that all requests run to
     ``max_tokens``, which without a prefix cache makes admission exact. ``overlap`` plans one step ahead.
+    ``fits_requests``: see ``SgLangBase``.
 
     ``faithful`` keeps the real engine's deaths; otherwise a request alone in the pool that gets no slot ends with
-    ``kv_capacity``, and where a mixed step lacks slots, its decodes or its chunk wait.
+    ``kv_capacity``, and where a mixed step lacks slots, its decodes wait or its chunk starts over.
     """
-
-    kv: RadixKv
 
     def __init__(
         self,
@@ -71,14 +54,14 @@ class SgLang(Policy):
         enable_mixed_chunk: bool = False,
         ignore_eos: bool = False,
         overlap: bool = False,
+        fits_requests: bool = True,
         faithful: bool = False,
     ) -> None:
+        super().__init__(kv, max_model_len=max_model_len, fits_requests=fits_requests)
         if scheduling not in SCHEDULING:
             raise ConfigError(f"scheduling is '{scheduling}'; SGLang's orders are {', '.join(SCHEDULING)}")
-        self.kv = kv
         self.max_num_seqs = max_num_seqs
-        self.max_num_batched_tokens = max_num_batched_tokens
-        self.max_model_len = max_model_len
+        self.max_prefill_tokens = max_num_batched_tokens
         self.chunked_prefill_size = chunked_prefill_size
         self.scheduling = scheduling
         self.is_mixed = enable_mixed_chunk and chunked_prefill_size > 0
@@ -89,71 +72,9 @@ class SgLang(Policy):
         self.min_ratio = min(self.initial_ratio * MIN_RATIO_FACTOR, 1.0)
         self.ratio_decay = (self.initial_ratio - self.min_ratio) / RATIO_DECAY_STEPS
         self.ratio = self.initial_ratio
-        self.is_full = False
         self._rests = False
-        self.waiting: deque[SlotRow] = deque()
-        self.running = RunningList(kv)
-        self.joining: list[SlotRow] = []
-        self.chunked: SlotRow | None = None
-        self.mode = "idle"
-        self._started: dict[RequestId, SlotRow] = {}
-        self._remaps: list[Remap] = []
-        self._flights: deque[Flight] = deque()
         self._step = 0
         self._stopped_by = "arrivals"
-        self._leaves: list[RequestId] = []
-        self._begin()
-
-    def _begin(self) -> None:
-        self._chunks: tuple[Chunk, ...] = ()
-        self._decodes = False
-        self._joins: list[Grant] = []
-        self._grants: list[Grant] = []
-        self._preempted: list[tuple[RequestId, PreemptionMode]] = []
-        self._rejected: list[Finish] = []
-
-    # -- arrivals and aborts -----------------------------------------------------------------------------------------
-
-    def refusal(self, request: Request) -> str | None:
-        """A prompt that leaves no room for one output token is refused."""
-        return "prompt_too_long" if request.prompt_tokens >= self.max_model_len else None
-
-    def on_arrival(self, request: Request) -> None:
-        """Queue a request."""
-        self.waiting.append(SlotRow(request))
-
-    def on_abort(self, request_id: RequestId) -> int:
-        """Forget a request; what it has computed stays in the cache."""
-        for queued in self.waiting:
-            if queued.id == request_id:
-                self.waiting.remove(queued)
-                return queued.num_tokens - queued.prompt_tokens
-        row = self._started.get(request_id)
-        if row is None:
-            raise ContractError(f"abort of request {request_id}, which this policy does not hold")
-        self._end(row)
-        return row.num_tokens - row.prompt_tokens
-
-    def _end(self, row: SlotRow) -> None:
-        """Keep the tokens of a row in the cache and let it go; its place in the running list is free later."""
-        num_tokens = row.num_tokens = self._known(row)
-        if row.is_decoding:
-            self.running.decode.leave(row)
-            row.num_tokens = num_tokens
-        num_stored = num_tokens - 1
-        if row is self.chunked:
-            num_stored, self.chunked = row.num_computed_tokens, None
-        late = self.kv.finish(row.id, row.text, num_stored)
-        if late:
-            self._flights[-1].slots += late
-        row.ended = True
-        del self._started[row.id]
-        self._leaves.append(row.id)
-
-    def _known(self, row: SlotRow) -> int:
-        """Tokens of a row without the one that a step in flight makes."""
-        num_tokens = self.running.decode.num_tokens(row)
-        return num_tokens - any(flight.makes_token_of(row) for flight in self._flights)
 
     # -- passes ------------------------------------------------------------------------------------------------------
 
@@ -163,13 +84,16 @@ class SgLang(Policy):
             if flight.decodes and not flight.is_booked:
                 self.running.decode.advance(1)
                 flight.is_booked = True
-        self._begin()
+        self._clear_plan()
+        if self._lowered:
+            self._end_lowered()
         if self._rests:
             self.ratio, self._rests = self.initial_ratio, False
         self._merge()
-        if self._prefill() or self._decode():
-            return self._make_plan()
-        return self._idle()
+        while not (self._prefill() or self._decode()):
+            if not self._refuses_head():
+                return self._idle()
+        return self._make_plan()
 
     def _merge(self) -> None:
         """The rows of the last prefill join the running list, without ended ones and the one in mid-prefill."""
@@ -187,29 +111,28 @@ class SgLang(Policy):
         else:
             self.running.append(kept)
 
-    def _remember(self, row: SlotRow, num_tokens: int) -> None:
-        remap = self.kv.remember(row.id, row.text, num_tokens)
-        if remap is not None:
-            self._remaps.append(remap)
+    def _refuses_head(self) -> bool:
+        """True if the head of the queue does not even fit the empty pool and is ended; the real engine, whose latch
+        nobody can clear, would never look at its queue again."""
+        if self.faithful or not self.waiting or not self.is_full:
+            return False
+        self.is_full = False
+        if self._flights:
+            return False
+        row = self.waiting.popleft()
+        self._lowered.pop(row.id, None)
+        self._rejected.append(Finish(row.id, "kv_capacity", row.num_tokens - row.prompt_tokens))
+        return True
 
     def _idle(self) -> StepPlan | Idle:
         """Nothing runs: the ratio starts anew. An empty plan says that the next pass finds something else."""
         self._rests = not self._flights
         self.mode = "idle"
-        if self.waiting and self.is_full and not self.faithful:
-            self.is_full = False
-            if self._flights:
-                return self._make_idle("in_flight")
-            row = self.waiting.popleft()
-            self._rejected.append(Finish(row.id, "kv_capacity", row.num_tokens - row.prompt_tokens))
         if self.waiting and not self.is_full:
             return self._make_plan()
-        return self._make_idle("blocked" if self.waiting else "no_requests")
-
-    def _make_idle(self, reason: str) -> Idle:
-        leaves, rejected = tuple(self._leaves), tuple(self._rejected)
+        leaves = tuple(self._leaves)
         self._leaves.clear()
-        return Idle(reason, None, leaves, rejected)
+        return Idle("blocked" if self.waiting else "no_requests", None, leaves, tuple(self._rejected))
 
     def _make_plan(self) -> StepPlan:
         decode, num_seqs, num_tokens = self.running.decode, 0, 0
@@ -250,7 +173,9 @@ class SgLang(Policy):
             return False
         num_mixed = len(self.running.rows) if self.is_mixed else 0
         if self.chunked is not None and not self._chunk_fits(self.chunked, num_mixed):
-            self._retract_one(self.chunked)
+            self.kv.retract(self.chunked.id)
+            self._start_over(self.chunked)
+            self.chunked = None
             return False
         self.waiting = reorder(self.waiting, self.scheduling, self.kv)
         batch = Admission(
@@ -258,22 +183,13 @@ class SgLang(Policy):
             ratio=self.ratio,
             running=self._made(self.running.rows.values()),
             num_mixed=num_mixed,
-            max_prefill_tokens=self.max_num_batched_tokens,
+            max_prefill_tokens=self.max_prefill_tokens,
             chunk_tokens=self.chunked_prefill_size,
         )
         self._admit(batch)
         if batch.rows:
             self._start(batch)
         return bool(batch.rows)
-
-    def _made(self, rows: Iterable[SlotRow]) -> list[Made]:
-        """Rows of the running list and the output tokens known of each."""
-        if not self._flights:
-            steps = self.running.decode.steps
-            return [
-                (row, (row.offset + steps if row.is_decoding else row.num_tokens) - row.prompt_tokens) for row in rows
-            ]
-        return [(row, (row.num_tokens if row.ended else self._known(row)) - row.prompt_tokens) for row in rows]
 
     def _chunk_fits(self, row: SlotRow, num_mixed: int) -> bool:
         """The real engine does not look; its mixed steps die where decodes have used the memory of a prompt up."""
@@ -365,30 +281,15 @@ class SgLang(Policy):
             self._rejected.append(Finish(row.id, "kv_capacity", row.num_tokens - row.prompt_tokens))
             self.running.drop_ended()
 
-    def _retract_one(self, row: SlotRow) -> None:
-        """Our way out where the real engine dies: the request in mid-prefill gives its slots back."""
-        self.kv.retract(row.id)
-        self.chunked = None
-        self._start_over(row)
-
-    def _start_over(self, row: SlotRow) -> None:
-        """A request whose table is closed waits at the end of the queue; a token in flight is made again."""
-        num_tokens = self._known(row)
-        if row.is_decoding:
-            self.running.decode.leave(row)
-        row.num_tokens, row.num_computed_tokens = num_tokens, 0
-        for flight in self._flights:
-            flight.dropped.add(row.id)
-        del self._started[row.id]
-        self.waiting.append(row)
-        self._leaves.append(row.id)
-        self._preempted.append((row.id, "recompute"))
-
     def horizon(self) -> Horizon:
         """Slots only shrink in a quiet run; while the latch is set nobody looks at the queue."""
         if not self._decodes or self._chunks or self.max_in_flight > 1 or (self.waiting and not self.is_full):
             return Horizon(0, True)
-        return Horizon(self.kv.num_free // len(self.running.decode.rows), not self.is_full)
+        steps = self.kv.num_free // len(self.running.decode.rows)
+        for row in self._lowered.values():
+            if row.is_decoding:
+                steps = min(steps, row.max_tokens - (self._known(row) - row.prompt_tokens) - 1)
+        return Horizon(steps, not self.is_full)
 
     def skip(self, steps: int) -> Sequence[Grant]:
         """Slots of further steps of a quiet run. Each evicts as the real one does, and lowers the ratio."""
@@ -396,7 +297,8 @@ class SgLang(Policy):
         count, left = len(decode.rows), steps
         parts: list[Sequence[Grant]] = []
         while left:
-            kv.make_room(count)
+            if not kv.make_room(count):
+                raise ContractError(f"steps booked beyond the horizon: {count} slots a step, {kv.num_free} left")
             now = min(left, kv.pool.num_free // count)
             parts.append(decode.take(now))
             left -= now
@@ -406,80 +308,3 @@ class SgLang(Policy):
             self.ratio = max(self.ratio - self.ratio_decay, self.min_ratio)
         self._step += steps
         return parts[0] if len(parts) == 1 else list(chain.from_iterable(parts))
-
-    # -- results -----------------------------------------------------------------------------------------------------
-
-    def on_step_end(self, result: StepResult) -> None:
-        """Tokens of the oldest step in flight: prefilled rows enter the cache, ended ones go, in batch order."""
-        flight = self._flights.popleft()
-        if flight.decodes and not flight.is_booked:
-            self.running.decode.advance(result.steps)
-        ended = {finish.id for finish in result.finished}
-        for request_id, start, count, emits in flight.chunks:
-            row = self._started.get(request_id)
-            if row is None or not emits or request_id in flight.dropped:
-                continue
-            if request_id in ended:
-                self._end(row)
-            else:
-                self._remember(row, start + count)
-        if ended:
-            rows = [self._started[key] for key in ended if key in self._started and key not in flight.dropped]
-            for row in sorted(rows, key=lambda row: flight.places.get(row.id, row.order)):
-                self._end(row)
-        if flight.slots:
-            self.kv.release(flight.slots)
-
-    # -- views -------------------------------------------------------------------------------------------------------
-
-    def batch_order(self) -> list[BatchRow]:
-        """Prefills, then decodes in running order."""
-        order = [BatchRow(*chunk) for chunk in ((c.id, c.num_tokens, c.start, c.emits) for c in self._chunks)]
-        if self._decodes:
-            decode = self.running.decode
-            order += [BatchRow(key, 1, decode.num_tokens(row) - 1, True) for key, row in decode.rows.items()]
-        return order
-
-    def load(self) -> Load:
-        """Queue lengths, slots that are free or can be evicted, stored tokens."""
-        decode = self.running.decode
-        stored = decode.sum_context + (self.chunked.num_computed_tokens if self.chunked is not None else 0)
-        return Load(
-            waiting=len(self.waiting),
-            running=len(self._started),
-            swapped=0,
-            free_blocks=self.kv.num_free,
-            stored_tokens=stored,
-            phase=0,
-            residues=(len(decode.rows),),
-            emitting=len(decode.rows),
-            free_cpu_blocks=0,
-        )
-
-    def queues(self) -> Queues:
-        """Waiting requests, and those with slots: the running list, then the rows of the last prefill."""
-        joining = [row.id for row in self.joining if not row.ended]
-        if self.chunked is not None and self.chunked not in self.joining:  # the engine died before its next chunk
-            joining.append(self.chunked.id)
-        return Queues(tuple(row.id for row in self.waiting), (*self.running.live(), *joining))
-
-    def plan_details(self) -> Details:
-        """Free slots are those that need no eviction."""
-        return {
-            "mode": self.mode,
-            "chunked": Id(self.chunked.id if self.chunked is not None else None),
-            "free_after_schedule": self.kv.pool.num_free,
-            "evictable_after_schedule": self.kv.evictable,
-            "new_token_ratio": self.ratio,
-        }
-
-    def queue_details(self) -> Details:
-        """``joining`` are the rows of the last prefill that will join the running list."""
-        joining = [row.id for row in self.joining if not row.ended and row is not self.chunked]
-        return {
-            "running": Ids(self.running.live()),
-            "joining": Ids(joining),
-            "full": self.is_full,
-            "free": self.kv.pool.num_free,
-            "evictable": self.kv.evictable,
-        }

@@ -1,0 +1,222 @@
+"""SGLang's requests and where they are: the part of its scheduler that decides nothing."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+from policies.core.errors import ContractError
+from policies.core.plan import BatchRow, Chunk, Finish, Grant, Load, PreemptionMode, Queues, Remap, StepResult
+from policies.core.protocols import Details, Id, Ids, Policy
+from policies.core.radix_kv import RadixKv
+from policies.core.request import Request, RequestId
+from policies.systems.sglang_admission import Made
+from policies.systems.sglang_rows import Flight, RunningList, SlotRow
+
+INPUT_MARGIN = 5
+"""A prompt needs more than so many tokens of room behind it, or it is refused."""
+
+
+class SgLangBase(Policy):
+    """Queues, the running list, the rows of the last prefill (``joining``) and the one in mid-prefill (``chunked``).
+
+    ``max_request_tokens`` is what one request may have, prompt and output: one less than context and pool. With
+    ``fits_requests`` the door refuses longer prompts, and a ``max_tokens`` beyond it is lowered, as the server does;
+    such a request ends with ``length``.
+    """
+
+    kv: RadixKv
+
+    def __init__(self, kv: RadixKv, *, max_model_len: int, fits_requests: bool) -> None:
+        self.kv = kv
+        self.max_model_len = max_model_len
+        self.max_request_tokens = min(max_model_len, kv.num_blocks) - 1
+        self.fits_requests = fits_requests
+        self.is_full = False
+        self.mode = "idle"
+        self.ratio = 0.0
+        self.waiting: deque[SlotRow] = deque()
+        self.running = RunningList(kv)
+        self.joining: list[SlotRow] = []
+        self.chunked: SlotRow | None = None
+        self._started: dict[RequestId, SlotRow] = {}
+        self._lowered: dict[RequestId, SlotRow] = {}
+        self._flights: deque[Flight] = deque()
+        self._remaps: list[Remap] = []
+        self._leaves: list[RequestId] = []
+        self._clear_plan()
+
+    def _clear_plan(self) -> None:
+        self._chunks: tuple[Chunk, ...] = ()
+        self._decodes = False
+        self._joins: list[Grant] = []
+        self._grants: list[Grant] = []
+        self._preempted: list[tuple[RequestId, PreemptionMode]] = []
+        self._rejected: list[Finish] = []
+
+    # -- arrivals and aborts -----------------------------------------------------------------------------------------
+
+    def refusal(self, request: Request) -> str | None:
+        """A prompt that leaves too little room for output is refused."""
+        longest = self.max_request_tokens - INPUT_MARGIN if self.fits_requests else self.max_model_len
+        return "prompt_too_long" if request.prompt_tokens >= longest else None
+
+    def on_arrival(self, request: Request) -> None:
+        """Queue a request."""
+        row = SlotRow(request)
+        if self.fits_requests:
+            limit = self.max_request_tokens - request.prompt_tokens - 1
+            if limit < row.max_tokens:
+                row.max_tokens = limit
+                self._lowered[row.id] = row
+        self.waiting.append(row)
+
+    def on_abort(self, request_id: RequestId) -> int:
+        """Forget a request; what it has computed stays in the cache."""
+        row = self._started.get(request_id)
+        if row is None:
+            row = next((row for row in self.waiting if row.id == request_id), None)
+            if row is None:
+                raise ContractError(f"abort of request {request_id}, which this policy does not hold")
+            self.waiting.remove(row)
+            self._lowered.pop(request_id, None)
+        else:
+            self._end(row)
+        return row.num_tokens - row.prompt_tokens
+
+    def _known(self, row: SlotRow) -> int:
+        """Tokens of a row without the one that a step in flight makes."""
+        num_tokens = self.running.decode.num_tokens(row)
+        return num_tokens - any(flight.makes_token_of(row) for flight in self._flights)
+
+    def _made(self, rows: Iterable[SlotRow]) -> list[Made]:
+        """Rows of the running list and the output tokens known of each."""
+        if self._flights:
+            return [(row, (row.num_tokens if row.ended else self._known(row)) - row.prompt_tokens) for row in rows]
+        steps = self.running.decode.steps
+        return [(row, (row.offset + steps if row.is_decoding else row.num_tokens) - row.prompt_tokens) for row in rows]
+
+    def _end(self, row: SlotRow) -> None:
+        """Keep the tokens of a row in the cache and let it go; its place in the running list is free later."""
+        num_tokens = self._known(row)
+        if row.is_decoding:
+            self.running.decode.leave(row)
+        row.num_tokens, num_stored = num_tokens, num_tokens - 1
+        if row is self.chunked:
+            num_stored, self.chunked = row.num_computed_tokens, None
+        late = self.kv.finish(row.id, row.text, num_stored)
+        if late:
+            self._flights[-1].slots += late
+        row.ended = True
+        del self._started[row.id]
+        if self._lowered:
+            self._lowered.pop(row.id, None)
+        self._leaves.append(row.id)
+
+    def _end_lowered(self) -> None:
+        """End those that have made as many tokens as they were let in for."""
+        for row in list(self._lowered.values()):
+            if row.id in self._started and self._known(row) - row.prompt_tokens >= row.max_tokens:
+                self._end(row)
+                self._rejected.append(Finish(row.id, "length", row.max_tokens))
+
+    def _start_over(self, row: SlotRow) -> None:
+        """A request whose table is closed waits at the end of the queue; a token in flight is made again."""
+        num_tokens = self._known(row)
+        if row.is_decoding:
+            self.running.decode.leave(row)
+        row.num_tokens, row.num_computed_tokens = num_tokens, 0
+        for flight in self._flights:
+            flight.dropped.add(row.id)
+        del self._started[row.id]
+        self.waiting.append(row)
+        self._leaves.append(row.id)
+        self._preempted.append((row.id, "recompute"))
+
+    # -- results -----------------------------------------------------------------------------------------------------
+
+    def on_step_end(self, result: StepResult) -> None:
+        """Tokens of the oldest step in flight: prefilled rows enter the cache, ended ones go, in batch order."""
+        flight = self._flights.popleft()
+        if flight.decodes and not flight.is_booked:
+            self.running.decode.advance(result.steps)
+        ended = {finish.id for finish in result.finished} if result.finished else ()
+        if flight.chunks:
+            self._book_chunks(flight, ended)
+        if ended:
+            rows = [self._started[key] for key in ended if key in self._started and key not in flight.dropped]
+            for row in sorted(rows, key=lambda row: flight.places.get(row.id, row.order)):
+                self._end(row)
+        if flight.slots:
+            self.kv.release(flight.slots)
+
+    def _book_chunks(self, flight: Flight, ended: Iterable[RequestId]) -> None:
+        for request_id, start, count, emits in flight.chunks:
+            row = self._started.get(request_id)
+            if row is None or not emits or request_id in flight.dropped:
+                continue
+            if request_id in ended:
+                self._end(row)
+            else:
+                self._remember(row, start + count)
+
+    def _remember(self, row: SlotRow, num_tokens: int) -> None:
+        """Enter a row's first tokens in the cache."""
+        remap = self.kv.remember(row.id, row.text, num_tokens)
+        if remap is not None:
+            self._remaps.append(remap)
+
+    # -- views -------------------------------------------------------------------------------------------------------
+
+    def batch_order(self) -> list[BatchRow]:
+        """Prefills, then decodes in running order."""
+        order = [BatchRow(key, count, start, emits) for key, start, count, emits in self._chunks]
+        if self._decodes:
+            decode = self.running.decode
+            order += [BatchRow(key, 1, decode.num_tokens(row) - 1, True) for key, row in decode.rows.items()]
+        return order
+
+    def load(self) -> Load:
+        """Queue lengths, slots that are free or can be evicted, stored tokens."""
+        decode = self.running.decode
+        rows = len(decode.rows)
+        stored = decode.sum_context + (self.chunked.num_computed_tokens if self.chunked is not None else 0)
+        return Load(
+            waiting=len(self.waiting),
+            running=len(self._started),
+            swapped=0,
+            free_blocks=self.kv.num_free,
+            stored_tokens=stored,
+            phase=0,
+            residues=(rows,),
+            emitting=rows,
+            free_cpu_blocks=0,
+        )
+
+    def queues(self) -> Queues:
+        """Waiting requests, and those with slots: the running list, then the rows of the last prefill."""
+        joining = [row.id for row in self.joining if not row.ended]
+        if self.chunked is not None and self.chunked not in self.joining:  # the engine died before its next chunk
+            joining.append(self.chunked.id)
+        return Queues(tuple(row.id for row in self.waiting), (*self.running.live(), *joining))
+
+    def plan_details(self) -> Details:
+        """Free slots are those that need no eviction."""
+        return {
+            "mode": self.mode,
+            "chunked": Id(self.chunked.id if self.chunked is not None else None),
+            "free_after_schedule": self.kv.pool.num_free,
+            "evictable_after_schedule": self.kv.evictable,
+            "new_token_ratio": self.ratio,
+        }
+
+    def queue_details(self) -> Details:
+        """``joining`` are the rows of the last prefill that will join the running list."""
+        joining = [row.id for row in self.joining if not row.ended and row is not self.chunked]
+        return {
+            "running": Ids(self.running.live()),
+            "joining": Ids(joining),
+            "full": self.is_full,
+            "free": self.kv.pool.num_free,
+            "evictable": self.kv.evictable,
+        }
