@@ -2,57 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING
+
+from policies.preset import POOL_BLOCK_SIZE, Preset, Rule, Value
+from policies.preset_batchers import BATCHERS
+from policies.preset_fastgen import FASTGEN
 
 if TYPE_CHECKING:
     from policies.catalog import Card
 
-Value = int | float | bool | str
-"""Value of a parameter."""
-
-POOL_BLOCK_SIZE = 16
-"""Tokens of a block in which ``num_gpu_blocks`` counts where a policy has no paged blocks of its own."""
-
-
-class Rule(NamedTuple):
-    """A default that depends on the parameters before it and on the card; ``text`` says how."""
-
-    text: str
-    value: Callable[[Mapping[str, Value], Card | None], Value]
-
-
-class Preset(NamedTuple):
-    """A named real system: policy, parameters with that version's defaults, and how answers are delivered.
-
-    ``policy`` is ``module:class``; ``chunked_policy``, if any, takes its place with
-    ``enable_chunked_prefill``. ``defaults`` lists the tunable parameters (``engine`` keys of RUN.toml) in the
-    order of evaluation, besides ``max_model_len`` and ``faithful``, which all presets have; ``fixed`` are
-    arguments that make the variant. KV ``blocks`` are ``paged`` (``block_size`` tokens), a ``slot`` a request
-    (``max_model_len`` tokens), or single ``token`` slots. ``host`` names measured host terms of a step; None:
-    no host term is added. ``recorded_as`` are system, engine and version in decision logs of that engine, if there
-    are recorded ones to hold a run against.
-    """
-
-    name: str
-    system: str
-    version: str
-    source: str
-    summary: str
-    policy: str
-    defaults: Mapping[str, Value | Rule]
-    fixed: Mapping[str, Value] = MappingProxyType({})
-    chunked_policy: str | None = None
-    delivery: Literal["step", "batch_end"] = "step"
-    blocks: Literal["paged", "slot", "token"] = "paged"
-    null_block: bool = False
-    checks_like_vllm: bool = False
-    modelled: tuple[str, ...] = ()
-    left_out: tuple[str, ...] = ()
-    guarded: tuple[str, ...] = ()
-    host: str | None = None
-    recorded_as: tuple[str, str, str] | None = None
+__all__ = ["POOL_BLOCK_SIZE", "PRESETS", "Preset", "Rule", "Value"]
 
 
 def _is_large(card: Card | None) -> bool:
@@ -233,6 +194,8 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
             _orca("orca-oracle", "oracle", "prompt + predicted output"),
             _static("ft-static", return_early=False),
             _static("ft-static-early-return", return_early=True),
+            FASTGEN,
+            *BATCHERS,
         )
     }
 )

@@ -166,6 +166,8 @@ def _check_value(key: str, value: object) -> None:
         raise _error(key, value, "give true or false")
     if key == "preemption_mode" and value not in _MODES:
         raise _error(key, value, f"give one of {', '.join(_MODES)}{closest(str(value), _MODES)}")
+    if key == "batch_wait_timeout_s" and not (isinstance(value, int | float) and value >= 0):
+        raise _error(key, value, "give a number of seconds of at least 0")
     if key == "watermark" and not (isinstance(value, int | float) and 0 <= value < 1):
         raise _error(key, value, "give a number of at least 0 and below 1")
 
@@ -234,7 +236,7 @@ def _memory(parameters: Parameters, num_gpu_blocks: int, kv_bytes_per_token: int
         return KvManager(_at_least_one(tokens - 1, num_gpu_blocks, "a prompt and an output token, 2") + 1, 1)
     usable = num_gpu_blocks - chosen.null_block
     _at_least_one(usable, num_gpu_blocks, f"one usable block of {block_size}")
-    if values["faithful"] and tokens < longest:
+    if chosen.checks_like_vllm and values["faithful"] and tokens < longest:
         raise _error(
             "max_model_len",
             longest,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from heapq import heappop, heappush
+from math import ceil
 from random import Random
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ from policies.core.plan import Finish, Grant, Idle, StepPlan
 from policies.core.protocols import Policy
 from policies.core.request import Request, Segments, output_segment
 from policies.core.stops import StopCalendar, stop_of
+from policies.systems.static import Static
 from tests.mirror import MirrorBackend
 from tests.variants import Size, Variant
 
@@ -124,10 +126,11 @@ class MirrorRun:
             ticket = self.mirror.submit(plan)
             self._check()
             if isinstance(plan, Idle):
-                if not self._events:
+                wakes = [] if plan.wake_at_s is None else [ceil(plan.wake_at_s)]
+                if not wakes and not self._events:
                     break
                 self._promised = _NO_PROMISE
-                self._time = self._events[0][0]
+                self._time = min([*wakes, *(step for step, _, _ in self._events)])
                 continue
             self._check_plan(plan)
             self._count(plan)
@@ -152,6 +155,7 @@ class MirrorRun:
                 assert finish == Finish(number, "abort", produced)
                 self._end(finish)
                 self._promised = _NO_PROMISE
+                self._empty_plans = 0  # what went away may have been all that the next step was to run
 
     def _arrive(self, number: int) -> None:
         item = self.items[number]
@@ -290,7 +294,7 @@ class MirrorRun:
         assert plan.sum_context == sum(contexts)
         assert plan.max_context == max(contexts, default=0)
         prompts = [chunk.num_tokens for chunk in plan.chunks]
-        pads = self.variant.preset.startswith("ft-static") and prompts
+        pads = isinstance(self.policy, Static) and prompts
         assert plan.num_tokens == (len(prompts) * max(prompts) if pads else len(decodes) + sum(prompts))
         assert plan.num_tokens <= getattr(self.policy, "max_num_batched_tokens", plan.num_tokens)
         assert len(decodes) + len(prompts) <= self.size.max_num_seqs

@@ -13,6 +13,7 @@ yields. WAITING and FREE (blocks) are as of the plan. ANSWERS, in the order thei
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from math import ceil
 
 from policies.core.engine import Engine
 from policies.core.plan import BatchRow, Chunk, Decode, Finish, Idle, StepPlan, StepResult
@@ -74,13 +75,15 @@ class Stepper:
         return self.engine.abort(request_id, float(self.time))
 
     def step(self) -> str:
-        """Run one step and describe it, or say ``idle``."""
+        """Run one step and describe it, or say ``idle``; an engine that sleeps until a time is woken then."""
         plan = self.engine.plan(float(self.time))
         rejected = [f"!{text}" for text in _answers(plan.rejected)]
         for finish in plan.rejected:
             self.calendar.remove(finish.id)
         self.policy.kv.check()
         if isinstance(plan, Idle):
+            if plan.wake_at_s is not None:
+                self.time = ceil(plan.wake_at_s)
             return " ".join(["idle", *rejected])
         self.calendar.apply(plan)
         line = self._describe(plan)

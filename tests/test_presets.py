@@ -25,6 +25,8 @@ from policies.presets import (
 from policies.systems.orca import Orca
 from policies.systems.paged import Paged
 from policies.systems.paged_chunked import PagedChunked
+from policies.systems.request_batcher import RayServeBatch, TritonDynamic
+from policies.systems.splitfuse import SplitFuse
 from policies.systems.static import Static
 from policies.systems.token_budget import TokenBudget
 from sim.costs.pool import kv_pool
@@ -56,7 +58,8 @@ def built(name: str, *, num_gpu_blocks: int = 7_000, **overrides: object) -> obj
 def test_names() -> None:
     assert NAMES == [
         "vllm-0.11", "vllm-0.6", "vllm-0.6-chunked", "vllm-0.6-swap", "orca-max", "orca-pow2", "orca-oracle",
-        "ft-static", "ft-static-early-return",
+        "ft-static", "ft-static-early-return", "fastgen-8abdd98", "ray-serve-batch-2.40", "ray-serve-batch-2.60",
+        "triton-dynamic",
     ]  # fmt: skip
 
 
@@ -89,6 +92,9 @@ def test_choose() -> None:
         ("vllm-0.6-swap", "a100-80gb", 4_096, 256),
         ("orca-max", "a100-80gb", 4_096, 256),
         ("ft-static", "a100-80gb", 4_096, 32),
+        ("fastgen-8abdd98", "a100-80gb", 768, 512),
+        ("ray-serve-batch-2.40", "a100-80gb", 4_096, 10),
+        ("triton-dynamic", "a100-80gb", 4_096, 4),
     ],
 )
 def test_defaults(name: str, card_name: str, tokens: int, seqs: int) -> None:
@@ -128,7 +134,9 @@ def test_static_on_an_a100_has_28_slots() -> None:
     [
         ("vllm-0.11", TokenBudget), ("vllm-0.6", Paged), ("vllm-0.6-chunked", PagedChunked),
         ("vllm-0.6-swap", Paged), ("orca-max", Orca), ("orca-pow2", Orca), ("orca-oracle", Orca),
-        ("ft-static", Static), ("ft-static-early-return", Static),
+        ("ft-static", Static), ("ft-static-early-return", Static), ("fastgen-8abdd98", SplitFuse),
+        ("ray-serve-batch-2.40", RayServeBatch), ("ray-serve-batch-2.60", RayServeBatch),
+        ("triton-dynamic", TritonDynamic),
     ],
 )  # fmt: skip
 def test_classes(name: str, cls: type) -> None:
@@ -156,6 +164,28 @@ def test_overrides_reach_the_policy() -> None:
     assert bare.kv.prefix_cache is None
 
 
+def test_batchers_take_their_windows_and_sizes() -> None:
+    old, new = built("ray-serve-batch-2.40"), built("ray-serve-batch-2.60", batch_wait_timeout_s=2)
+    assert isinstance(old, RayServeBatch)
+    assert isinstance(new, RayServeBatch)
+    assert (old.batch_wait_timeout_s, old.forms_ahead) == (0.0, False)
+    assert (new.batch_wait_timeout_s, new.forms_ahead) == (2, True)
+    plain = built("triton-dynamic")
+    sized = built("triton-dynamic", max_num_seqs=8, preferred_batch_sizes="6, 2")
+    assert isinstance(plain, TritonDynamic)
+    assert isinstance(sized, TritonDynamic)
+    assert (plain.preferred_batch_sizes, sized.preferred_batch_sizes) == ((4,), (2, 6))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [("2,9", "preferred_batch_sizes has 9; give sizes from 1 to max_num_seqs = 8"), ("2;4", "with commas")],
+)
+def test_preferred_sizes_that_no_batch_has(sizes: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        built("triton-dynamic", max_num_seqs=8, preferred_batch_sizes=sizes)
+
+
 def test_the_pool_in_slots_and_in_tokens() -> None:
     slots, tokens = built("orca-max", num_gpu_blocks=700), built("orca-oracle", num_gpu_blocks=700)
     assert isinstance(slots, Orca)
@@ -164,7 +194,7 @@ def test_the_pool_in_slots_and_in_tokens() -> None:
     assert (tokens.kv.block_size, tokens.kv.num_blocks) == (1, 11_200)
 
 
-def test_only_static_with_batch_end_delivers_late() -> None:
+def test_only_batches_that_answer_together_deliver_late() -> None:
     late = []
     for name in NAMES:
         parameters = resolved(name)
@@ -174,7 +204,7 @@ def test_only_static_with_batch_end_delivers_late() -> None:
         assert options.deliver_at_batch_end == (parameters.delivery == "batch_end")
         if options.deliver_at_batch_end:
             late.append(name)
-    assert late == ["ft-static"]
+    assert late == ["ft-static", "ray-serve-batch-2.40", "ray-serve-batch-2.60", "triton-dynamic"]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -191,6 +221,7 @@ def test_every_preset_serves_requests_in_a_small_pool(name: str) -> None:
     lines = world.run()
     answers = re.findall(r"(\d+)=stop(\d+)", " ".join(lines))
     assert {int(number): int(tokens) for number, tokens in answers} == outputs
+    assert world.step() == "idle"
     assert policy.kv.num_free == policy.kv.num_blocks
 
 
@@ -223,6 +254,7 @@ def test_every_preset_serves_requests_in_a_small_pool(name: str) -> None:
         ("orca-max", {"preemption_mode": "swap"}, "presets that have it: vllm-0.6, vllm-0.6-chunked"),
         ("ft-static", {"block_size": 16}, "engine.block_size = 16: preset ft-static has no such parameter"),
         ("ft-static", {"max_num_seq": 16}, "did you mean 'max_num_seqs'?"),
+        ("ray-serve-batch-2.40", {"batch_wait_timeout_s": -0.1}, "give a number of seconds of at least 0"),
     ],
 )
 def test_impossible_parameters(name: str, overrides: dict[str, object], message: str) -> None:

@@ -43,6 +43,12 @@ class Variant(NamedTuple):
         """True if blocks may be shared."""
         return bool(self.overrides.get("enable_prefix_caching", False))
 
+    @property
+    def waits_for_a_batch(self) -> bool:
+        """True if the engine may sleep while a request waits, for more to come."""
+        waits = {**preset(self.preset).defaults, **self.overrides}
+        return bool(waits.get("batch_wait_timeout_s", 0))
+
     def build(self, size: Size, services: Services) -> Policy:
         """The policy with memory of that size."""
         chosen = preset(self.preset)
@@ -89,6 +95,12 @@ def _variants() -> list[Variant]:
         found.append(Variant(f"v0-chunked-{mode}", "vllm-0.6-chunked", "prompts", {"preemption_mode": mode}))
     found += [Variant(name, name, "slots") for name in ("orca-max", "orca-pow2", "orca-oracle")]
     found += [Variant(name, name, "slots") for name in ("ft-static", "ft-static-early-return")]
+    found.append(Variant("fastgen", "fastgen-8abdd98", "chunks"))
+    found.append(Variant("ray-2.40", "ray-serve-batch-2.40", "slots"))
+    found.append(Variant("ray-2.40-wait", "ray-serve-batch-2.40", "slots", {"batch_wait_timeout_s": 3}))
+    found.append(Variant("ray-2.60", "ray-serve-batch-2.60", "slots", {"batch_wait_timeout_s": 2}))
+    found.append(Variant("triton", "triton-dynamic", "slots"))
+    found.append(Variant("triton-wait", "triton-dynamic", "slots", {"batch_wait_timeout_s": 4}))
     return found
 
 

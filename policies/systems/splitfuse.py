@@ -272,6 +272,8 @@ class SplitFuse(BatchingPolicy):
                 kept.append(row)
                 continue
             self._next.append((row, count))
+            if row.id in self.running:
+                self.enter(self.running.pop(row.id))  # the running list keeps batch order
             num_rows, num_blocks, budget = num_rows + 1, num_blocks + short, budget - count
             if count < rest:
                 kept.insert(0, row)
@@ -280,16 +282,15 @@ class SplitFuse(BatchingPolicy):
     def _obstacle(
         self, row: Row, rest: int, num_free: int, num_blocks: int, num_rows: int, budget: int
     ) -> str:
-        """What keeps a prompt, and all behind it, out of the next step; empty if nothing does."""
-        if not num_free:
-            return "kv_blocks"
+        """What keeps a prompt, and all behind it, out of the next step; empty if nothing does. What can change while
+        generations go on comes last."""
         if num_rows + len(self._to_flush) > self.max_num_seqs:
             return "max_num_seqs"
         if num_rows >= self.max_num_seqs and not self.faithful:
             return "max_num_seqs"
         if budget <= 0:
             return "token_budget"
-        if rest > 1 and num_blocks + self._blocks_short(row, rest) > num_free:
+        if not num_free or (rest > 1 and num_blocks + self._blocks_short(row, rest) > num_free):
             return "kv_blocks"
         return ""
 
