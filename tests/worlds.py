@@ -35,12 +35,15 @@ from traces.workload.source import Workload
 
 SHIPPED = load_cost_model(model("llama-2-7b"), card("a100-80gb"))
 
-P8 = (
-    "workload.generator=poisson",
-    "workload.rate_per_s=8",
-    "workload.prompt={dist='uniform', low=50, high=200}",
-    "workload.output={dist='uniform', low=100, high=500}",
-)
+def p8(num_requests: int, rate_per_s: float = 8.0) -> list[str]:
+    """The performance workload P8 as settings of a configuration."""
+    return [
+        "workload.generator=poisson",
+        f"workload.rate_per_s={rate_per_s}",
+        f"workload.num_requests={num_requests}",
+        "workload.prompt={dist='uniform', low=50, high=200}",
+        "workload.output={dist='uniform', low=100, high=500}",
+    ]
 
 
 class Costs(TimeCosts, StepCosts, Protocol):
@@ -219,7 +222,7 @@ def _facts(run: Run) -> Mapping[str, object]:
 
 def quiet_run(preset_name: str, num_requests: int) -> tuple[Counts, float]:
     """How a preset with all its defaults spends its steps at P8: the counts, and decode-only steps a plan."""
-    config = load_config(None, [*P8, f"workload.num_requests={num_requests}", f"engine.preset={preset_name}"])
+    config = load_config(None, [*p8(num_requests), f"engine.preset={preset_name}"])
     setup = prepare(config)
     recorder = Recorder(setup.policy, [], deliver_at_batch_end=setup.options.deliver_at_batch_end)
     engine = Engine(
