@@ -48,8 +48,9 @@ class Sarathi(BatchingPolicy):
     ``sarathi``: all decodes, then half-prefilled prompts, then new ones, while the tokens of the step stay
     within ``max_num_batched_tokens``, the chunk size. ``simple_chunking``: turns of chunks (half-prefilled
     prompts, or new ones) and of decodes. ``vllm``: whole new prompts alone, at most
-    ``max_num_batched_tokens`` of them, else the decodes. ``orca``: decodes and whole new prompts together,
-    each with ``max_model_len`` tokens reserved. ``faster_transformer``: the same, and nobody joins a batch.
+    ``max_num_batched_tokens`` tokens (and never more than ``max_model_len``), else the decodes. ``orca``:
+    decodes and whole new prompts together, each with ``max_model_len`` tokens reserved.
+    ``faster_transformer``: the same, and nobody joins a batch.
 
     A prompt takes the blocks of all its tokens at once and leaves ``watermark`` (a fraction) of the blocks
     free; orca and faster_transformer need no such reserve. A decoding request asks for one free block in
@@ -85,6 +86,8 @@ class Sarathi(BatchingPolicy):
         super().__init__(kv, max_num_seqs=max_num_seqs, max_model_len=max_model_len, grows=not reserves)
         self.scheduler = scheduler
         self.max_num_batched_tokens = max_num_seqs * max_model_len if reserves else max_num_batched_tokens
+        if scheduler == "vllm":
+            self.max_num_batched_tokens = min(max_num_batched_tokens, max_model_len)
         self.watermark_blocks = 0 if reserves else int(watermark * kv.num_blocks)
         self.faithful = faithful
         self.reserved_blocks = kv.blocks_for(max_model_len) if reserves else 0
@@ -303,7 +306,6 @@ class Sarathi(BatchingPolicy):
     def _admit(self) -> None:
         """From the head of the queue until something does not fit."""
         waiting, kv = self.waiting, self.kv
-        largest = kv.num_blocks - self.watermark_blocks
         gave_way = {key for key, _ in self._preempted}
         while waiting:
             row = waiting[0]
@@ -312,8 +314,9 @@ class Sarathi(BatchingPolicy):
                 self._reject("prompt_too_long")
                 self._ignored = True
                 continue
-            if num_blocks > largest and not self.faithful and row.id not in gave_way:
-                self._reject("kv_capacity")
+            hopeless = "" if self.faithful or row.id in gave_way else self._why_never(row, num_blocks)
+            if hopeless:
+                self._reject(hopeless)
                 continue
             count = self._chunk_tokens(row)
             self._blocked_by = self._obstacle(row, count, num_blocks)
@@ -329,7 +332,11 @@ class Sarathi(BatchingPolicy):
         """True for more than the model takes, and for a prompt that leaves no room for an output token."""
         if row.prompt_tokens >= self.max_model_len:
             return True
-        return self.scheduler == "vllm" and row.num_tokens > min(self.max_num_batched_tokens, self.max_model_len)
+        return self.scheduler == "vllm" and row.num_tokens > self.max_num_batched_tokens
+
+    def _why_never(self, row: Row, num_blocks: int) -> str:
+        """Why a request could not run even alone; empty if it could. The real engine waits for ever."""
+        return "kv_capacity" if num_blocks > self.kv.num_blocks - self.watermark_blocks else ""
 
     def _obstacle(self, row: Row, count: int, num_blocks: int) -> str:
         """What keeps ``count`` tokens and ``num_blocks`` blocks of a request out of this step; empty if nothing.

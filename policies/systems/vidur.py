@@ -47,6 +47,8 @@ class Vidur(Sarathi):
             watermark=watermark,
             faithful=faithful,
         )
+        if scheduler == "vllm":
+            self.max_num_batched_tokens = max_num_batched_tokens
         if scheduler == "orca" and max_model_len % kv.block_size:
             raise ConfigError(
                 f"max_model_len is {max_model_len}; Vidur's orca reserves whole blocks below it, too few for a"
@@ -58,7 +60,12 @@ class Vidur(Sarathi):
         return BatchingPolicy.refusal(self, request)
 
     def _is_too_long(self, row: Row) -> bool:
-        return self.scheduler == "vllm" and not self.faithful and row.num_tokens > self.max_num_batched_tokens
+        return False
+
+    def _why_never(self, row: Row, num_blocks: int) -> str:
+        if self.scheduler == "vllm" and row.num_tokens > self.max_num_batched_tokens:
+            return "prompt_too_long"
+        return super()._why_never(row, num_blocks)
 
     def _charge(self, row: Row) -> int:
         longest = max([chunk.num_tokens for chunk in self._new_chunks], default=0)
