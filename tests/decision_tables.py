@@ -9,7 +9,8 @@ expected, in columns:
 ROWS in batch order: ``A:1@7*`` computes 1 token on top of 7 cached ones and emits a token. FREE: blocks left
 by the plan, ``3+4`` with 4 of the CPU tier. The queues are as of the end of the step, in order. EVENTS:
 ``hit A=8`` cached tokens, ``A+3,4`` physical blocks added, ``preempted``, ``out``/``in B=2`` blocks swapped,
-``B=kv_capacity:2`` ended by the policy with 2 tokens made, ``aborted``, ``done``. ``-`` is nothing. A step in
+``B=kv_capacity:2`` ended by the policy with 2 tokens made, ``flushed`` (blocks of one that left before),
+``aborted``, ``done``. ``-`` is nothing. A step in
 which the engine raises says so.
 """
 
@@ -114,7 +115,7 @@ class _World:
             ]
             events += [f"{label} {' '.join(names)}"] if names else []
         events += self._ended(rejected)
-        for key, label in (("aborted", "aborted"), ("finished", "done")):
+        for key, label in (("flushed", "flushed"), ("aborted", "aborted"), ("finished", "done")):
             events += [f"{label} {' '.join(line[key])}"] if line.get(key) else []
         columns = [str(line["t"]), " ".join(rows) or "-", free, *queues, ", ".join(events) or "-"]
         return " | ".join(columns)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from math import inf
 
 from policies.conformance.decisions import Line
-from policies.conformance.log import DecisionLog
 from policies.core.engine import Engine
 from policies.core.plan import Finish, Idle, StepPlan, StepResult
 from policies.core.protocols import Policy
@@ -65,15 +64,21 @@ class BatchWriter:
         self._write({"type": "end", "batches": self._batches, "unfinished": self._unfinished})
 
 
-def decide_batches(log: DecisionLog, policy: Policy) -> list[Line]:
-    """All lines that a policy writes for the requests of a log, whose handler takes a fixed time and one for each
-    request."""
+def decide_batches(
+    policy: Policy,
+    requests: Iterable[Request],
+    *,
+    base_s: float,
+    per_item_s: float,
+    config: Mapping[str, object],
+    name: Callable[[RequestId], str],
+) -> list[Line]:
+    """All lines that a batcher writes for requests in order of arrival, whose handler takes ``base_s`` and
+    ``per_item_s`` for each request of a batch."""
     lines: list[Line] = []
-    writer = BatchWriter(policy, lines.append, config=log.config, name=log.names.__getitem__)
+    writer = BatchWriter(policy, lines.append, config=config, name=name)
     engine = Engine(policy, observer=writer, deliver_at_batch_end=True)
-    base_s = log.setting("service_base_s", float)
-    per_item_s = log.setting("service_per_item_s", float)
-    arrivals = deque(logged.request for logged in log.requests)
+    arrivals = deque(requests)
     now_s = 0.0
     while arrivals or engine.num_unfinished:
         while arrivals and arrivals[0].arrival_s <= now_s:

@@ -16,6 +16,7 @@ from policies.conformance.log import DecisionLog, LoggedRequest, Object, read_lo
 from policies.core.engine import Engine
 from policies.core.errors import ContractError, EngineDied, Stuck
 from policies.core.plan import Idle, StepPlan, StepResult
+from policies.core.protocols import Policy
 from policies.core.stops import StopCalendar, stop_of
 
 _QUEUES = ("waiting", "running", "swapped")
@@ -68,7 +69,7 @@ def decide(log: DecisionLog) -> tuple[list[Line], str | None]:
     lines: list[Line] = []
     policy = build_policy(log)
     if log.is_batched:
-        return decide_batches(log, policy), None
+        return _decide_batches(log, policy), None
     writer = DecisionWriter(policy, lines.append, config=log.config, name=log.names.__getitem__)
     fault = None
     try:
@@ -81,6 +82,17 @@ def decide(log: DecisionLog) -> tuple[list[Line], str | None]:
         fault = f"step t={writer.t}: {error}"
     writer.close()
     return lines, fault
+
+
+def _decide_batches(log: DecisionLog, policy: Policy) -> list[Line]:
+    return decide_batches(
+        policy,
+        [logged.request for logged in log.requests],
+        base_s=log.setting("service_base_s", float),
+        per_item_s=log.setting("service_per_item_s", float),
+        config=log.config,
+        name=log.names.__getitem__,
+    )
 
 
 def _drive(log: DecisionLog, engine: Engine, writer: DecisionWriter) -> None:
