@@ -38,9 +38,11 @@ STEPS = {
     "v0_swap_large.0.6.3.post1": 560,
     "v1_ample.0.11.2": 212,
     "v1_chunked.0.11.2": 197,
+    "v1_no_chunk.0.33.0": 194,
     "v1_prefix.0.11.2": 153,
     "v1_priority.0.11.2": 327,
     "v1_tight.0.11.2": 563,
+    "v1_watermark.0.33.0": 338,
     "vidur_sarathi_tight.7d47513": 438,
     "vidur_vllm_tight.7d47513": 476,
 }

@@ -18,12 +18,14 @@ from policies.systems.sglang import SgLang
 from policies.systems.sglang_queue import Scheduling
 from policies.systems.splitfuse import SplitFuse
 from policies.systems.token_budget import TokenBudget
-from policies.systems.token_budget_priority import PriorityTokenBudget
+from policies.systems.token_budget_033 import TokenBudget033
+from policies.systems.token_budget_priority import PriorityTokenBudget, SchedulingPolicy
 from policies.systems.vidur import Vidur
 
 _LABELS = ("type", "schema", "scenario", "system", "engine", "version", "commit", "policy")
 _VLLM = ("block_size", "num_blocks", "max_num_seqs", "max_num_batched_tokens", "max_model_len")
 _V1 = ("enable_chunked_prefill", "enable_prefix_caching", "long_prefill_token_threshold")
+_V1_033 = (*_V1, "reserve_full_isl", "watermark")
 _V0 = ("enable_chunked_prefill", "watermark", "num_cpu_blocks", "preemption_mode")
 _SARATHI = ("block_size", "num_blocks", "max_num_seqs", "max_model_len")
 _DYNAMIC = ("low_chunk_size", "high_chunk_size", "chunk_schedule_max_tokens", "chunk_schedule_stages")
@@ -101,6 +103,29 @@ def _vllm_v1(log: DecisionLog) -> Policy:
         max_model_len=log.setting("max_model_len", int),
         enable_chunked_prefill=log.setting("enable_chunked_prefill", bool, True),
         long_prefill_token_threshold=log.setting("long_prefill_token_threshold", int, 0),
+        faithful=True,
+    )
+
+
+def _vllm_033(log: DecisionLog) -> Policy:
+    """vLLM 0.33.0; what its log leaves out is off, except the whole-prompt gate."""
+    kv = KvManager(
+        log.setting("num_blocks", int),
+        log.setting("block_size", int),
+        enable_prefix_caching=log.setting("enable_prefix_caching", bool, False),
+        null_block=True,
+        unhashed_first=True,
+    )
+    return TokenBudget033(
+        kv,
+        max_num_seqs=log.setting("max_num_seqs", int),
+        max_num_batched_tokens=log.setting("max_num_batched_tokens", int),
+        max_model_len=log.setting("max_model_len", int),
+        scheduling_policy=cast(SchedulingPolicy, log.setting("policy", str, "fcfs")),
+        enable_chunked_prefill=log.setting("enable_chunked_prefill", bool, True),
+        long_prefill_token_threshold=log.setting("long_prefill_token_threshold", int, 0),
+        scheduler_reserve_full_isl=log.setting("reserve_full_isl", bool, True),
+        watermark=log.setting("watermark", float, 0.0),
         faithful=True,
     )
 
@@ -226,6 +251,7 @@ def _ray(log: DecisionLog) -> Policy:
 
 _ENGINES: dict[str, _Engine] = {
     "vllm v1 0.11.2": _Engine(_VLLM, _V1, ("fcfs", "priority"), _vllm_v1),
+    "vllm v1 0.33.0": _Engine(_VLLM, _V1_033, ("fcfs", "priority"), _vllm_033),
     "vllm v0 0.6.3.post1": _Engine(_VLLM, _V0, ("fcfs",), _vllm_v0),
     "sarathi-serve 96f9911": _Engine(_SARATHI, _SARATHI_TOO, get_args(Scheduler), _sarathi),
     "vidur 7d47513": _Engine(_VIDUR, _VIDUR_TOO, ("sarathi", "vllm", "orca"), _vidur, "max_tokens"),

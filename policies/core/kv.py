@@ -16,7 +16,8 @@ class KvManager:
     """Paged KV memory: a GPU pool with reference counts and a prefix cache, and a CPU tier.
 
     A slot (static batching, Orca-Max) is a block of ``max_model_len`` tokens; reserving to the maximum is opening a
-    table with all its blocks at once. ``null_block`` leaves block 0 unused, as vLLM V1 does.
+    table with all its blocks at once. ``null_block`` leaves block 0 unused, as vLLM V1 does. With ``unhashed_first``
+    freed blocks that have no hash are handed out next; all others are, least recently freed first.
     """
 
     def __init__(
@@ -27,6 +28,7 @@ class KvManager:
         num_cpu_blocks: int = 0,
         enable_prefix_caching: bool = False,
         null_block: bool = False,
+        unhashed_first: bool = False,
     ) -> None:
         first = 1 if null_block else 0
         self.block_size = block_size
@@ -34,6 +36,8 @@ class KvManager:
         self.prefix_cache = PrefixCache() if enable_prefix_caching else None
         self.pool = BlockPool(num_gpu_blocks - first, first, self.prefix_cache)
         self.cpu_pool = BlockPool(num_cpu_blocks)
+        self.unhashed_first = unhashed_first
+        self._give_back = self.pool.give_back_first if unhashed_first else self.pool.give_back
         self.tables: dict[RequestId, list[int]] = {}
         self.cpu_tables: dict[RequestId, list[int]] = {}
         self.retired: dict[RequestId, list[int]] = {}
@@ -82,7 +86,14 @@ class KvManager:
         if request_id in self._num_cached:
             self._release(request_id, table)
         else:
-            self.pool.give_back(table)
+            self._give_back(table)
+
+    def close_private(self, request_id: RequestId, num_full: int) -> None:
+        """Free a table that was not hashed, since nobody else has its content, but counts as hashed: its first
+        ``num_full`` blocks go where hashed ones go."""
+        table = self.tables.pop(request_id)
+        self.pool.give_back(table[:num_full][::-1])
+        self._give_back(table[num_full:][::-1])
 
     def retire(self, request_id: RequestId) -> None:
         """Close a table whose blocks stay taken until ``free_retired``."""
@@ -99,7 +110,10 @@ class KvManager:
         cache = self.prefix_cache
         if cache is not None and self._num_cached.pop(request_id, 0):
             blocks = [block for block in blocks if cache.drop(block)]
-        self.pool.give_back(blocks)
+            if self.unhashed_first:
+                self.pool.give_back([block for block in blocks if block in cache.hash_of])
+                blocks = [block for block in blocks if block not in cache.hash_of]
+        self._give_back(blocks)
 
     # -- prefix cache ------------------------------------------------------------------------------------------------
 

@@ -66,6 +66,14 @@ class BlockPool:
             del self._queue[: self._head]
             self._head = 0
 
+    def give_back_first(self, blocks: Sequence[int]) -> None:
+        """Put free blocks at the head, in the given order: they are handed out next. None of them may have a stale
+        entry, which is so for all that were taken from the head since."""
+        head = self._head
+        self._head = start = max(head - len(blocks), 0)
+        self._queue[start:head] = blocks
+        self.num_free += len(blocks)
+
     def withdraw(self, block: int) -> None:
         """Take one particular free block out of the queue."""
         self._stale[block] = self._stale.get(block, 0) + 1

@@ -6,6 +6,8 @@ tokens as the budget allows, running requests first, then waiting ones.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from policies.core.errors import Stuck
 from policies.core.kv import KvManager
 from policies.core.plan import Chunk, Finish, Grant, Horizon, Idle, PreemptionMode, StepPlan
@@ -26,6 +28,9 @@ class TokenBudget(BatchingPolicy):
     of a request that the whole pool cannot hold; otherwise it ends with ``kv_capacity``.
     """
 
+    stops_at_long_prompt = False
+    """Without chunks, a prompt for which the step has no tokens left hides those behind it."""
+
     def __init__(
         self,
         kv: KvManager,
@@ -43,7 +48,7 @@ class TokenBudget(BatchingPolicy):
         self.chunk_limit = long_prefill_token_threshold or max_model_len
         self.faithful = faithful
         self._budget = 0
-        self._skipped_head = False
+        self._skipped_head = self._head_exceeds = False
         self._new_chunks: list[Chunk] = []
         self._joins: list[Grant] = []
         self._grants: list[Grant] = []
@@ -94,7 +99,8 @@ class TokenBudget(BatchingPolicy):
     def _limit(self) -> str:
         if len(self.running) >= self.max_num_seqs:
             return "max_num_seqs"
-        return "token_budget" if self._budget <= 0 or self._skipped_head else "kv_blocks"
+        is_short = self._budget <= 0 or self._skipped_head or self._head_exceeds
+        return "token_budget" if is_short else "kv_blocks"
 
     # -- running requests --------------------------------------------------------------------------------------------
 
@@ -214,7 +220,8 @@ class TokenBudget(BatchingPolicy):
         """From the head of the queue until something does not fit."""
         waiting = self.waiting
         skipped: list[Row] = []
-        if waiting[0].content is not None:
+        self._head_exceeds = False
+        if self.kv.prefix_cache is not None:
             self.decode.cache_filling()
         while waiting and self._budget > 0 and len(self.running) < self.max_num_seqs:
             row = waiting[0]
@@ -223,11 +230,14 @@ class TokenBudget(BatchingPolicy):
             count = min(row.num_tokens - start, self.chunk_limit)
             if count > self._budget:
                 if not self.enable_chunked_prefill:
+                    if self.stops_at_long_prompt:
+                        self._head_exceeds = True
+                        break
                     skipped.append(waiting.popleft())
                     continue
                 count = self._budget
             num_blocks = self.kv.blocks_for(start + count)
-            if not self.kv.can_open(num_blocks, hits):
+            if not self._can_open(row, num_blocks, hits):
                 if self.running or not self._refuse_head():
                     break
                 continue
@@ -239,6 +249,10 @@ class TokenBudget(BatchingPolicy):
                 self.partial[row.id] = row
         self._skipped_head = bool(skipped)
         waiting.extendleft(reversed(skipped))
+
+    def _can_open(self, row: Row, num_blocks: int, hits: Sequence[int]) -> bool:
+        """True if the head of the queue may have the blocks of its first chunk."""
+        return self.kv.can_open(num_blocks, hits)
 
     def _refuse_head(self) -> bool:
         """The whole free pool cannot take the head of the queue: end it, or wait for ever as the real engine does."""

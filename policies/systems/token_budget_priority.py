@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import insort
 from collections import deque
 from collections.abc import Iterable
-from typing import Literal
+from typing import Literal, get_args
 
 from policies.core.errors import ConfigError, closest
 from policies.core.kv import KvManager
@@ -14,7 +14,7 @@ from policies.core.request import RequestId
 from policies.core.rows import Row
 from policies.systems.token_budget import TokenBudget
 
-SCHEDULING_POLICIES = ("fcfs", "priority")
+SchedulingPolicy = Literal["fcfs", "priority"]
 
 
 def rank(row: Row) -> tuple[int, float, RequestId]:
@@ -55,7 +55,7 @@ class PriorityTokenBudget(TokenBudget):
         max_num_seqs: int,
         max_num_batched_tokens: int,
         max_model_len: int,
-        scheduling_policy: Literal["fcfs", "priority"] = "priority",
+        scheduling_policy: SchedulingPolicy = "priority",
         enable_chunked_prefill: bool = True,
         long_prefill_token_threshold: int = 0,
         faithful: bool = False,
@@ -69,8 +69,8 @@ class PriorityTokenBudget(TokenBudget):
             long_prefill_token_threshold=long_prefill_token_threshold,
             faithful=faithful,
         )
-        if scheduling_policy not in SCHEDULING_POLICIES:
-            hint = closest(scheduling_policy, SCHEDULING_POLICIES)
+        if scheduling_policy not in get_args(SchedulingPolicy):
+            hint = closest(scheduling_policy, get_args(SchedulingPolicy))
             raise ConfigError(f"scheduling_policy is '{scheduling_policy}'; it must be fcfs or priority{hint}")
         self.by_priority = scheduling_policy == "priority"
         if self.by_priority:
