@@ -29,8 +29,10 @@ class Preset(NamedTuple):
     ``policy`` is ``module:class``; ``chunked_policy``, if any, takes its place with
     ``enable_chunked_prefill``. ``defaults`` lists the tunable parameters (``engine`` keys of RUN.toml) in the
     order of evaluation, besides ``max_model_len`` and ``faithful``, which all presets have; ``fixed`` are
-    arguments that make the variant. KV ``blocks`` are ``paged`` (``block_size`` tokens), a ``slot`` a request
-    (``max_model_len`` tokens), or single ``token`` slots. ``host`` names measured host terms of a step; None:
+    arguments that make the variant. KV ``blocks`` are ``paged`` (``block_size`` tokens), ``reserved`` (the same,
+    those of ``max_model_len`` tokens a request), a ``slot`` a request (``max_model_len`` tokens), or single
+    ``token`` slots. ``refuses_small_pool``: faithful, it refuses a pool smaller than one longest request, as
+    those that check their parameters like vLLM do. ``host`` names measured host terms of a step; None:
     no host term is added. ``recorded_as`` are system, engine and version in decision logs of that engine, if there
     are recorded ones to hold a run against.
     """
@@ -45,9 +47,10 @@ class Preset(NamedTuple):
     fixed: Mapping[str, Value] = MappingProxyType({})
     chunked_policy: str | None = None
     delivery: Literal["step", "batch_end"] = "step"
-    blocks: Literal["paged", "slot", "token"] = "paged"
+    blocks: Literal["paged", "reserved", "slot", "token"] = "paged"
     null_block: bool = False
     checks_like_vllm: bool = False
+    refuses_small_pool: bool = False
     modelled: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
     guarded: tuple[str, ...] = ()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from policies.preset import POOL_BLOCK_SIZE, Preset, Rule, Value
 from policies.preset_batchers import BATCHERS
 from policies.preset_fastgen import FASTGEN
+from policies.preset_sarathi import SARATHI, VIDUR
 
 if TYPE_CHECKING:
     from policies.catalog import Card
@@ -196,6 +197,8 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
             _static("ft-static-early-return", return_early=True),
             FASTGEN,
             *BATCHERS,
+            *SARATHI,
+            *VIDUR,
         )
     }
 )

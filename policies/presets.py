@@ -31,7 +31,8 @@ __all__ = [
 
 _NOT_OF_A_POLICY = frozenset({"preset", "policy", "num_gpu_blocks", "gpu_memory_utilization"})
 _COUNTS = frozenset({"max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size"})
-_NOT_NEGATIVE = frozenset({"swap_space_bytes", "long_prefill_token_threshold"})
+_CHUNK_SCHEDULE = ("low_chunk_size", "chunk_schedule_max_tokens", "chunk_schedule_stages")
+_NOT_NEGATIVE = frozenset({"swap_space_bytes", "long_prefill_token_threshold", *_CHUNK_SCHEDULE})
 _SWITCHES = frozenset({"enable_chunked_prefill", "enable_prefix_caching", "faithful"})
 _MODES = ("recompute", "swap", "auto")
 
@@ -236,7 +237,10 @@ def _memory(parameters: Parameters, num_gpu_blocks: int, kv_bytes_per_token: int
         return KvManager(_at_least_one(tokens - 1, num_gpu_blocks, "a prompt and an output token, 2") + 1, 1)
     usable = num_gpu_blocks - chosen.null_block
     _at_least_one(usable, num_gpu_blocks, f"one usable block of {block_size}")
-    if chosen.checks_like_vllm and values["faithful"] and tokens < longest:
+    if chosen.blocks == "reserved":
+        _at_least_one(tokens // longest, num_gpu_blocks, f"one reservation of {longest}")
+    refuses = chosen.checks_like_vllm or chosen.refuses_small_pool
+    if refuses and values["faithful"] and tokens < longest:
         raise _error(
             "max_model_len",
             longest,

@@ -26,9 +26,11 @@ from policies.systems.orca import Orca
 from policies.systems.paged import Paged
 from policies.systems.paged_chunked import PagedChunked
 from policies.systems.request_batcher import RayServeBatch, TritonDynamic
+from policies.systems.sarathi import Sarathi
 from policies.systems.splitfuse import SplitFuse
 from policies.systems.static import Static
 from policies.systems.token_budget import TokenBudget
+from policies.systems.vidur import Vidur
 from sim.costs.pool import kv_pool
 from tests.stepping import Predictions, Stepper
 
@@ -59,7 +61,9 @@ def test_names() -> None:
     assert NAMES == [
         "vllm-0.11", "vllm-0.6", "vllm-0.6-chunked", "vllm-0.6-swap", "orca-max", "orca-pow2", "orca-oracle",
         "ft-static", "ft-static-early-return", "fastgen-8abdd98", "ray-serve-batch-2.40", "ray-serve-batch-2.60",
-        "triton-dynamic",
+        "triton-dynamic", "sarathi-96f9911", "sarathi-96f9911-simple-chunking", "sarathi-96f9911-vllm",
+        "sarathi-96f9911-orca", "sarathi-96f9911-ft", "vidur-7d47513-sarathi", "vidur-7d47513-vllm",
+        "vidur-7d47513-orca",
     ]  # fmt: skip
 
 
@@ -95,6 +99,12 @@ def test_choose() -> None:
         ("fastgen-8abdd98", "a100-80gb", 768, 512),
         ("ray-serve-batch-2.40", "a100-80gb", 4_096, 10),
         ("triton-dynamic", "a100-80gb", 4_096, 4),
+        ("sarathi-96f9911", "a100-80gb", 512, 128),
+        ("sarathi-96f9911-simple-chunking", "a100-80gb", 512, 128),
+        ("sarathi-96f9911-vllm", "a100-80gb", 4_096, 128),
+        ("sarathi-96f9911-ft", "a100-80gb", 4_096, 128),
+        ("vidur-7d47513-sarathi", "a100-80gb", 512, 128),
+        ("vidur-7d47513-vllm", "a100-80gb", 4_096, 128),
     ],
 )
 def test_defaults(name: str, card_name: str, tokens: int, seqs: int) -> None:
@@ -136,7 +146,7 @@ def test_static_on_an_a100_has_28_slots() -> None:
         ("vllm-0.6-swap", Paged), ("orca-max", Orca), ("orca-pow2", Orca), ("orca-oracle", Orca),
         ("ft-static", Static), ("ft-static-early-return", Static), ("fastgen-8abdd98", SplitFuse),
         ("ray-serve-batch-2.40", RayServeBatch), ("ray-serve-batch-2.60", RayServeBatch),
-        ("triton-dynamic", TritonDynamic),
+        ("triton-dynamic", TritonDynamic), ("sarathi-96f9911", Sarathi), ("vidur-7d47513-sarathi", Vidur),
     ],
 )  # fmt: skip
 def test_classes(name: str, cls: type) -> None:
@@ -184,6 +194,23 @@ def test_batchers_take_their_windows_and_sizes() -> None:
 def test_preferred_sizes_that_no_batch_has(sizes: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         built("triton-dynamic", max_num_seqs=8, preferred_batch_sizes=sizes)
+
+
+def test_sarathi_and_vidur_presets() -> None:
+    plain = built("sarathi-96f9911")
+    assert isinstance(plain, Sarathi)
+    assert (plain.scheduler, plain.watermark_blocks, plain.chunk_sizes) == ("sarathi", 70, (512,))
+    schedule = {"low_chunk_size": 128, "chunk_schedule_max_tokens": 4_096, "chunk_schedule_stages": 4}
+    dynamic = built("sarathi-96f9911", **schedule)
+    assert isinstance(dynamic, Sarathi)
+    assert dynamic.chunk_sizes == (512, 384, 256, 128)
+    with pytest.raises(ConfigError, match="low_chunk_size is 100; dynamic chunks need a multiple of 32"):
+        built("sarathi-96f9911", **{**schedule, "low_chunk_size": 100})
+    orca, padded = built("sarathi-96f9911-orca"), built("vidur-7d47513-vllm", watermark=0.1)
+    assert isinstance(orca, Sarathi)
+    assert isinstance(padded, Vidur)
+    assert (orca.reserved_blocks, orca.watermark_blocks, orca.kv.block_size) == (256, 0, 16)
+    assert (padded.scheduler, padded.watermark_blocks) == ("vllm", 700)
 
 
 def test_the_pool_in_slots_and_in_tokens() -> None:
@@ -281,6 +308,7 @@ def test_absent_values_and_keys_of_the_pool_are_passed_over() -> None:
     [
         ("vllm-0.11", 1, "one usable block of 16"),
         ("ft-static", 255, "one slot of 4096"),
+        ("sarathi-96f9911-orca", 255, "one reservation of 4096"),
         ("orca-max", 255, "one slot of 4096"),
         ("orca-oracle", 0, "a prompt and an output token, 2"),
     ],
@@ -290,14 +318,17 @@ def test_a_pool_that_serves_nobody(name: str, blocks: int, needed: str) -> None:
         built(name, num_gpu_blocks=blocks)
 
 
-@pytest.mark.parametrize("name", ["vllm-0.11", "vllm-0.6"])
-def test_only_faithful_vllm_refuses_a_pool_smaller_than_the_longest_request(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "system"), [("vllm-0.11", "vLLM"), ("vllm-0.6", "vLLM"), ("sarathi-96f9911", "Sarathi-Serve")]
+)
+def test_only_a_faithful_engine_refuses_a_pool_smaller_than_the_longest_request(name: str, system: str) -> None:
     built(name, num_gpu_blocks=255)
     built(name, num_gpu_blocks=256, faithful=True)
     with pytest.raises(
-        ConfigError, match=r"engine\.max_model_len = 4096: vLLM refuses to start .* 4080 tokens"
+        ConfigError, match=rf"engine\.max_model_len = 4096: {system} refuses to start .* 4080 tokens"
     ):
         built(name, num_gpu_blocks=255, faithful=True)
+    built("vidur-7d47513-sarathi", num_gpu_blocks=255, faithful=True)
 
 
 def test_predictions_are_needed_where_reservations_follow_them() -> None:

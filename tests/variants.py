@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 from policies.core.protocols import Policy, Services
-from policies.presets import build_policy, preset, resolve
+from policies.presets import build_policy, preset, presets, resolve
 
 Blocks = Literal["chunks", "prompts", "slots"]
 
@@ -54,7 +54,7 @@ class Variant(NamedTuple):
         chosen = preset(self.preset)
         chunked = self.overrides.get(
             "enable_chunked_prefill", chosen.defaults.get("enable_chunked_prefill", False)
-        )
+        ) or chosen.fixed.get("scheduler") in ("sarathi", "simple_chunking")
         limits = {
             "max_num_seqs": size.max_num_seqs,
             "max_num_batched_tokens": max(
@@ -66,7 +66,7 @@ class Variant(NamedTuple):
         known = {key: value for key, value in limits.items() if key in chosen.defaults}
         parameters = resolve(chosen, {**known, **self.overrides}, max_model_len=size.max_model_len)
         tokens = size.num_gpu_blocks * size.block_size
-        if chosen.blocks == "slot":
+        if chosen.blocks in ("slot", "reserved"):
             tokens = max(tokens, size.max_model_len)
         policy, _ = build_policy(
             parameters,
@@ -101,6 +101,18 @@ def _variants() -> list[Variant]:
     found.append(Variant("ray-2.60", "ray-serve-batch-2.60", "slots", {"batch_wait_timeout_s": 2}))
     found.append(Variant("triton", "triton-dynamic", "slots"))
     found.append(Variant("triton-wait", "triton-dynamic", "slots", {"batch_wait_timeout_s": 4}))
+    return found + _sarathi()
+
+
+def _sarathi() -> list[Variant]:
+    """Sarathi-Serve and Vidur: prompts hold all their blocks at once, or the whole reservation."""
+    schedule = {"chunk_schedule_max_tokens": 40, "chunk_schedule_stages": 3}
+    dynamic = {"max_num_batched_tokens": 96, "low_chunk_size": 32, **schedule}
+    found = [Variant("sarathi-dynamic", "sarathi-96f9911", "prompts", dynamic)]
+    for entry in presets():
+        if entry.system in ("Sarathi-Serve", "Vidur"):
+            blocks: Blocks = "slots" if entry.blocks == "reserved" else "prompts"
+            found.append(Variant(entry.name, entry.name, blocks))
     return found
 
 
