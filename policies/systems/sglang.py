@@ -251,13 +251,14 @@ class SgLang(SgLangBase):
     def _decode(self) -> bool:
         """One step of all running requests; False if there are none."""
         running = self.running
-        dropped = running.drop_ended()
+        before = len(running.rows)
+        running.drop_ended()
         if running.rows:
             if self.kv.make_room(len(running.rows)):
                 self.ratio = max(self.ratio - self.ratio_decay, self.min_ratio)
             else:
                 self._retract()
-        if dropped or self._preempted or self._rejected:
+        if len(running.rows) < before:
             self.is_full = False
         if not running.rows:
             return False
@@ -307,4 +308,6 @@ class SgLang(SgLangBase):
                 break
             self.ratio = max(self.ratio - self.ratio_decay, self.min_ratio)
         self._step += steps
+        if not self._flights:  # one more step of a quiet run whose last one is booked
+            self._flights.append(Flight((), decodes=True))
         return parts[0] if len(parts) == 1 else list(chain.from_iterable(parts))

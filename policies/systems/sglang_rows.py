@@ -119,12 +119,10 @@ class RunningList:
         self.rows[row.id] = row
         self.decode.join(row)
 
-    def drop_ended(self) -> bool:
-        """Forget the ended ones; True if there were any."""
-        before = len(self.rows)
-        if before > len(self.decode.rows):
+    def drop_ended(self) -> None:
+        """Forget the ended ones."""
+        if len(self.rows) > len(self.decode.rows):
             self.rows = {key: row for key, row in self.rows.items() if not row.ended}
-        return len(self.rows) < before
 
     def live(self) -> list[RequestId]:
         """Those that have not ended."""
