@@ -159,9 +159,14 @@ class QuietRun(NamedTuple):
         anchor_s, base_s, slope_s, sum_context, num_seqs = self
         bend_s = slope_s * num_seqs / 2
         first_s = base_s + slope_s * sum_context - bend_s
-        elapsed_s = max(time_s - anchor_s, 0.0)
-        guess = int(2 * elapsed_s / (first_s + sqrt(first_s * first_s + 4 * bend_s * elapsed_s))) + 1
-        steps = low if guess < low else guess if guess < high else high
+        elapsed_s = time_s - anchor_s
+        if elapsed_s <= 0.0:
+            return low
+        steps = int(2 * elapsed_s / (first_s + sqrt(first_s * first_s + 4 * bend_s * elapsed_s))) + 1
+        if steps < low:
+            steps = low
+        elif steps > high:
+            steps = high
         while steps < high and self.end_s(steps) < time_s:
             steps += 1
         while steps > low and self.end_s(steps - 1) >= time_s:

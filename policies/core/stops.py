@@ -95,10 +95,13 @@ class StopCalendar:
             heap = self._heap
             if heap and heap[0][0] <= now:
                 finished = self._stop_rows(now)
-        if not plan.chunks:
+        chunks: Sequence[Chunk] = plan.chunks
+        if not chunks:
             return finished
-        gone = {request_id for other in later for request_id in other.leaves}
-        return finished + self._emit([chunk for chunk in plan.chunks if chunk.id not in gone] if gone else plan.chunks)
+        if later:
+            gone = {request_id for other in later for request_id in other.leaves}
+            chunks = [chunk for chunk in chunks if chunk.id not in gone]
+        return finished + self._emit(chunks)
 
     def _stop_rows(self, now: int) -> tuple[Finish, ...]:
         heap, due = self._heap, self._due

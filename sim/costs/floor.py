@@ -26,10 +26,12 @@ class Floor(NamedTuple):
     def step_s(self, num_tokens: int, num_rows: int, context_tokens: int, pairs: int) -> float:
         """Least seconds of a step: ``num_tokens`` computed, ``num_rows`` through the head, ``context_tokens``
         cached tokens read, ``pairs`` of a query token and a token it attends to."""
-        read_s = self.body_read_s + self.context_read_s * context_tokens
+        body_read_s, head_read_s, context_read_s, token_s, head_row_s, pair_s = self
+        read_s = body_read_s + context_read_s * context_tokens
         if num_rows:
-            read_s += self.head_read_s
-        return max(read_s, self.token_s * num_tokens + self.head_row_s * num_rows + self.pair_s * pairs)
+            read_s += head_read_s
+        compute_s = token_s * num_tokens + head_row_s * num_rows + pair_s * pairs
+        return compute_s if compute_s > read_s else read_s
 
     def decode_s(self, num_seqs: int, sum_context: int) -> float:
         """Least seconds of a step in which ``num_seqs`` sequences decode over ``sum_context`` tokens in

@@ -104,8 +104,10 @@ class CostModel:
         if num_seqs:
             device_s += self._decode_s(num_seqs, sum_context, max_context)
         floor_s = self.floor.step_s(num_tokens, num_rows, context, pairs)
-        host = self.host
-        return max(device_s, floor_s) + (host.base_s + host.per_seq_s * (num_seqs + len(chunks)))
+        if device_s < floor_s:
+            device_s = floor_s
+        base_s, per_seq_s = self.host
+        return device_s + (base_s + per_seq_s * (num_seqs + len(chunks)))
 
     def swap_time_s(self, num_bytes: int, pieces: int) -> float:
         """Seconds to move ``num_bytes`` of KV in ``pieces`` copies between GPU and host, one way."""

@@ -115,28 +115,26 @@ class Recorder:
                 live.lost, live.computed = max(live.lost, live.computed), 0
 
     def _join(self, plan: StepPlan, now_s: float) -> None:
-        prompts = {chunk.id: chunk for chunk in plan.chunks}
         for request_id, _ in plan.joins:
             live = self._live[request_id]
             live.stop_waiting(now_s)
-            new = live.first_scheduled_s != live.first_scheduled_s
-            if new:
+            if live.first_scheduled_s != live.first_scheduled_s:
                 live.first_scheduled_s = now_s
-            chunk = prompts.get(request_id)
-            if chunk is None:
-                if live.output_tokens and live.computed >= live.request.prompt_tokens + live.output_tokens - 1:
+            if live.output_tokens and live.computed >= live.request.prompt_tokens + live.output_tokens - 1:
+                # All that is known of it has KV, unless its last token is a chunk of this very plan.
+                if all([chunk.id != request_id for chunk in plan.chunks]):
                     self._stragglers[request_id] = (live.emitted_s, "swap")
                     self._start_decoding(live, nan)
-            elif chunk.start and not live.computed:
-                live.computed = chunk.start
-                if new:
-                    live.hit_new += chunk.start
-                else:
-                    live.hit_resumed += chunk.start
 
     def _chunk(self, chunks: Sequence[Chunk]) -> None:
         for request_id, start, num_tokens, _ in chunks:
             live = self._live[request_id]
+            if start and not live.computed:
+                # Nothing was computed, or all of it was lost: these tokens were found in the prefix cache.
+                if live.recomputes:
+                    live.hit_resumed += start
+                else:
+                    live.hit_new += start
             live.computed = end = start + num_tokens
             if live.lost > start:
                 live.recomputed += min(end, live.lost) - start
