@@ -31,6 +31,14 @@ STEPS = {
     "sarathi_ft.96f9911": 260,
     "sarathi_orca.96f9911": 205,
     "sarathi_vllm_tight.96f9911": 399,
+    "sglang_dfs_weight.0.4.9": 233,
+    "sglang_fcfs_chunk_tight.0.4.9": 939,
+    "sglang_ignore_eos.0.4.9": 412,
+    "sglang_lpm_overlap.0.4.9": 454,
+    "sglang_lpm_radix.0.4.9": 580,
+    "sglang_mixed_dies.0.4.9": 68,
+    "sglang_mixed_overlap.0.4.9": 438,
+    "sglang_overlap.0.4.9": 894,
     "v0_chunked_tight.0.6.3.post1": 490,
     "v0_default.0.6.3.post1": 155,
     "v0_recompute.0.6.3.post1": 551,
@@ -114,6 +122,8 @@ TAMPERING: dict[str, tuple[str, int, str, Edit]] = {
     "queue order": ("v0_recompute", 90, "running", lambda lines: swap_first_two(step(lines, 90), "running")),
     "an arrival": ("v1_ample", 1, "arrived", lambda lines: step(lines, 1).update(arrived=["r059"])),
     "a time": ("v1_ample", 1000, "t", lambda lines: step(lines, 7).update(t=1000)),
+    "a plan ahead": ("mii_tight", 50, "planned", lambda lines: swap_first_two(step(lines, 50), "planned")),
+    "a flush": ("mii_tight", 60, "flushed", lambda lines: step(lines, 60).update(flushed=["r001"])),
     "the death": ("v0_swap_abort", 5, "error", lambda lines: survive(step(lines, 5), step(lines, 4))),
 }
 
@@ -140,6 +150,33 @@ def test_the_first_difference_shows_both_sides_and_the_queues(tmp_path: Path) ->
         f"  expected running: {queue}\n  got      running: {queue}\n"
         "  expected swapped: []\n  got      swapped: []",
     ]
+
+
+BATCHES: dict[str, tuple[str, int, object]] = {
+    "formed_us": ("ray260_default", 9, 1),
+    "ids": ("ray240_timeout50ms", 3, ["r016"]),
+    "left": ("ray240_timeout50ms", 3, 0),
+    "start_us": ("ray260_default", 86, 2_715_001),
+    "end_us": ("ray240_timeout50ms", 0, 90_001),
+}
+
+
+@pytest.mark.parametrize("field", BATCHES)
+def test_a_tampered_batch_is_found_at_its_place(tmp_path: Path, field: str) -> None:
+    name, k, value = BATCHES[field]
+    result = replay(
+        tampered(tmp_path, name, lambda lines: next(x for x in lines if x.get("k") == k).update({field: value}))
+    )
+    assert result.first_difference is not None
+    assert result.first_difference.startswith(f"batch k={k}: field '{field}' differs\n  expected {field}: ")
+    assert result.matched == result.total - 1
+
+
+def test_a_batch_too_few_or_a_wrong_number_of_them_differs(tmp_path: Path) -> None:
+    result = replay(tampered(tmp_path, "ray260_default", lambda lines: lines.pop(-2)))
+    assert result.first_difference == "batch k=86: only the replay has this batch"
+    result = replay(tampered(tmp_path, "ray260_default", lambda lines: lines[-1].update(batches=86)))
+    assert result.first_difference == "end: field 'batches' differs\n  expected 86\n  got      87"
 
 
 def test_informative_fields_are_not_compared(tmp_path: Path) -> None:
@@ -203,6 +240,26 @@ def edit_line(index: int, **fields: object) -> Edit:
 def test_malformed_logs_name_file_and_line(tmp_path: Path, edit: Edit, message: str) -> None:
     with pytest.raises(LogError, match=message):
         replay(tampered(tmp_path, "v1_prefix", edit))
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (edit_line(0, version="2.50.0"), r"log.jsonl:1: 'ray-serve-batch 2.50.0' is not modelled"),
+        (edit_line(0, max_concurrent_batches=2), r"log.jsonl:1: 'max_concurrent_batches' must be 1"),
+        (edit_line(0, batch_wait_timeout_s=-1), r"log.jsonl:1: batch_wait_timeout_s is -1.0; give seconds"),
+        (edit_line(0, max_batch_size=0), r"log.jsonl:1: 'max_batch_size' must be at least 1"),
+        (edit_line(2, arrival_us=-1), r"log.jsonl:3: arrival_us must be >= 0"),
+        (edit_line(1, arrival_us=20_000), r"log.jsonl:3: arrival_us 10152 follows 20000; sort the requests"),
+        (edit_line(2, id="r000"), r"log.jsonl:3: request 'r000' is listed twice"),
+        (lambda lines: lines[-2].pop("left"), r"log.jsonl:288: a batch of ray-serve-batch needs the field 'left'"),
+        (edit_line(-2, type="step"), r"log.jsonl:288: unknown line type 'step'; expected request, batch or end"),
+        (edit_line(-1, batches="87"), r"log.jsonl:289: 'batches' must be an integer"),
+    ],
+)
+def test_malformed_logs_of_batches_name_file_and_line(tmp_path: Path, edit: Edit, message: str) -> None:
+    with pytest.raises(LogError, match=message):
+        replay(tampered(tmp_path, "ray260_default", edit))
 
 
 @pytest.mark.parametrize(

@@ -214,14 +214,17 @@ class SplitFuse(BatchingPolicy):
     def _plan_generations(self) -> int:
         """Pause the generations that the next step leaves out; returns the blocks that the others need."""
         decode, num_free = self.decode, self.kv.pool.num_free
-        before = self._paused.copy()
-        if before:
+        before: Sequence[Row] = ()
+        if self._paused:
+            before = self._paused.copy()
             self.unpause()
             self._line_up(before)
         limit = min(self.max_num_seqs, self.max_num_batched_tokens)
-        if len(decode.rows) <= limit and decode.num_needed <= num_free:
-            self._keep_in_buffer(before)
-            return decode.num_needed
+        needed = decode.num_needed
+        if needed <= num_free and len(decode.rows) <= limit:
+            if before:
+                self._keep_in_buffer(before)
+            return needed
         num_blocks = 0
         for place, row in enumerate([row for row in self.running.values() if row.is_decoding]):
             needs_block = decode.needs_block(row)
