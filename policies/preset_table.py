@@ -10,6 +10,7 @@ from policies.preset import POOL_BLOCK_SIZE, Preset, Rule, Value
 from policies.preset_batchers import BATCHERS
 from policies.preset_fastgen import FASTGEN
 from policies.preset_sarathi import SARATHI, VIDUR
+from policies.preset_sglang import SGLANG
 
 if TYPE_CHECKING:
     from policies.catalog import Card
@@ -197,6 +198,7 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
             _static("ft-static-early-return", return_early=True),
             FASTGEN,
             *BATCHERS,
+            *SGLANG,
             *SARATHI,
             *VIDUR,
         )

@@ -12,6 +12,7 @@ _BLOCKS = {
     "reserved": "blocks of block_size tokens, those of max_model_len tokens reserved a request",
     "slot": "one slot of max_model_len tokens a request",
     "token": "token slots, reserved for the whole request when it is admitted",
+    "radix": "token slots, taken as a request grows, prefixes shared in a radix tree",
 }
 _DELIVERY = {
     "step": "each token at the end of its step",

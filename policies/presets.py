@@ -32,8 +32,12 @@ __all__ = [
 _NOT_OF_A_POLICY = frozenset({"preset", "policy", "num_gpu_blocks", "gpu_memory_utilization"})
 _COUNTS = frozenset({"max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size"})
 _CHUNK_SCHEDULE = ("low_chunk_size", "chunk_schedule_max_tokens", "chunk_schedule_stages")
-_NOT_NEGATIVE = frozenset({"swap_space_bytes", "long_prefill_token_threshold", *_CHUNK_SCHEDULE})
-_SWITCHES = frozenset({"enable_chunked_prefill", "enable_prefix_caching", "faithful"})
+_NOT_NEGATIVE = frozenset(
+    {"swap_space_bytes", "long_prefill_token_threshold", "chunked_prefill_size", *_CHUNK_SCHEDULE}
+)
+_SWITCHES = frozenset(
+    {"enable_chunked_prefill", "enable_prefix_caching", "enable_mixed_chunk", "ignore_eos", "faithful"}
+)
 _MODES = ("recompute", "swap", "auto")
 
 
@@ -169,6 +173,8 @@ def _check_value(key: str, value: object) -> None:
         raise _error(key, value, f"give one of {', '.join(_MODES)}{closest(str(value), _MODES)}")
     if key == "batch_wait_timeout_s" and not (isinstance(value, int | float) and value >= 0):
         raise _error(key, value, "give a number of seconds of at least 0")
+    if key == "schedule_conservativeness" and not (isinstance(value, int | float) and value >= 0):
+        raise _error(key, value, "give a number of at least 0")
     if key == "watermark" and not (isinstance(value, int | float) and 0 <= value < 1):
         raise _error(key, value, "give a number of at least 0 and below 1")
 
@@ -235,6 +241,11 @@ def _memory(parameters: Parameters, num_gpu_blocks: int, kv_bytes_per_token: int
         return KvManager(_at_least_one(tokens // longest, num_gpu_blocks, f"one slot of {longest}"), longest)
     if chosen.blocks == "token":
         return KvManager(_at_least_one(tokens - 1, num_gpu_blocks, "a prompt and an output token, 2") + 1, 1)
+    if chosen.blocks == "radix":
+        from policies.core.radix_kv import RadixKv
+
+        _at_least_one(tokens - 7, num_gpu_blocks, "a prompt token and the room that the engine wants behind it, 8")
+        return RadixKv(tokens, enable_prefix_caching=bool(values["enable_prefix_caching"]))
     usable = num_gpu_blocks - chosen.null_block
     _at_least_one(usable, num_gpu_blocks, f"one usable block of {block_size}")
     if chosen.blocks == "reserved":

@@ -118,6 +118,11 @@ class EngineConfig(Section):
     chunk_schedule_max_tokens: int | None = key(whole(0), default=None)
     chunk_schedule_stages: int | None = key(whole(0, at_most=65_536), default=None)
     batch_wait_timeout_s: float | None = key(_pause, default=None)
+    scheduling: str | None = key(text, default=None)
+    chunked_prefill_size: int | None = key(whole(0), default=None)
+    schedule_conservativeness: float | None = key(number(at_least=0), default=None)
+    enable_mixed_chunk: bool | None = key(boolean, default=None)
+    ignore_eos: bool | None = key(boolean, default=None)
     preferred_batch_sizes: str | None = key(text, default=None)
 
 

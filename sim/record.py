@@ -168,7 +168,7 @@ class RunWriter:
             cpu_s=loop_cpu_s,
             wall_s=time.monotonic() - started_s,
             status=outcome.status,
-            prefix_caching=kv.prefix_cache is not None,
+            prefix_caching=kv.caches_prefixes,
             swap_exhausted=getattr(setup.policy, "swap_exhausted", 0),
             swapped_out_bytes=counts.swapped_out_bytes,
             swapped_in_bytes=counts.swapped_in_bytes,

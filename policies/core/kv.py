@@ -56,6 +56,11 @@ class KvManager:
         """Free GPU blocks, those with cached content included."""
         return self.pool.num_free
 
+    @property
+    def caches_prefixes(self) -> bool:
+        """True if requests may share what is cached."""
+        return self.prefix_cache is not None
+
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that hold ``num_tokens``."""
         return -(-num_tokens // self.block_size)
