@@ -147,9 +147,9 @@ class BatchingPolicy(Policy):
     ) -> StepPlan:
         """The plan of this step, charged with the rows that decode (if they do) and the chunks."""
         rows = self.decode
-        leaves = tuple(self._leaves)
+        leaves = self._leaves
         if leaves:
-            self._leaves.clear()
+            self._leaves = []
         self._chunks = chunks
         mode: Decode | tuple[RequestId, ...] = _NONE
         num_seqs = num_tokens = sum_context = max_context = 0
@@ -159,10 +159,10 @@ class BatchingPolicy(Policy):
             mode = tuple(rows.rows) if self._paused else _ALL
         self._decode_runs = num_seqs > 0
         for chunk in chunks:
-            num_tokens += chunk.num_tokens
+            num_tokens += chunk[2]
         return _new_tuple(StepPlan, (
             self._step, num_seqs, num_tokens, sum_context, max_context, mode, tuple(chunks),
-            joins and tuple(joins), tuple(grants), leaves, preempted and tuple(preempted),
+            joins and tuple(joins), tuple(grants), tuple(leaves), preempted and tuple(preempted),
             rejected and tuple(rejected), transfers and tuple(transfers), (), limited_by, 0, (),
         ))  # fmt: skip
 
@@ -195,10 +195,10 @@ class BatchingPolicy(Policy):
         self._chunks = ()
 
     def _free(self, finished: Sequence[Finish]) -> None:
-        rows = [self.running[finish[0]] for finish in finished]
-        if len(rows) > 1:
-            rows.sort(key=lambda row: row.order)
-        for row in rows:
+        if len(finished) == 1:
+            self.remove(self.running[finished[0][0]])
+            return
+        for row in sorted([self.running[finish[0]] for finish in finished], key=lambda row: row.order):
             self.remove(row)
 
     # -- views -------------------------------------------------------------------------------------------------------

@@ -227,7 +227,9 @@ class TokenBudget(BatchingPolicy):
             row = waiting[0]
             hits = self.kv.lookup(row.content, row.num_tokens) if row.content is not None else ()
             start = len(hits) * self.kv.block_size
-            count = min(row.num_tokens - start, self.chunk_limit)
+            count = row.num_tokens - start
+            if count > self.chunk_limit:
+                count = self.chunk_limit
             if count > self._budget:
                 if not self.enable_chunked_prefill:
                     if self.stops_at_long_prompt:

@@ -14,6 +14,8 @@ from policies.core.stops import Stop, stop_of
 from sim.world.clock import At, Clock
 from traces.workload.rows import TraceRow
 
+_new_tuple = tuple.__new__
+
 
 class Entrance(Protocol):
     """Takes requests and aborts; a replica, or whatever stands before several."""
@@ -48,24 +50,27 @@ class Clients:
 
     def send(self, number: int, row: TraceRow, now_s: float) -> None:
         """Send row ``number`` of the workload now."""
-        limit = row.output_tokens if row.max_tokens is None else row.max_tokens
-        request = Request(number, now_s, row.prompt_tokens, limit, row.priority, row.client_id, None, row.segments)
+        _, prompt_tokens, output_tokens, limit, priority, client_id, _, _, segments, patience_s = row
+        if limit is None:
+            limit = output_tokens
+        request = _new_tuple(Request, (number, now_s, prompt_tokens, limit, priority, client_id, None, segments))
         self.offered += 1
-        stop = stop_of(request, row.output_tokens, self._max_model_len)
-        self.unanswered[number] = stop.num_output_tokens
-        if self._reject_over_length and row.prompt_tokens + row.output_tokens > self._max_model_len:
+        stop = stop_of(request, output_tokens, self._max_model_len)
+        self.unanswered[number] = stop[0]
+        if self._reject_over_length and prompt_tokens + output_tokens > self._max_model_len:
             refused: Finish | None = self._entrance.turn_away(request, "over_length")
         else:
             refused = self._entrance.arrive(request, stop)
         if refused is not None:
             self.answer(refused, now_s)
-        elif row.abort_after_s is not None:
-            self._clock.event_at(now_s + row.abort_after_s, At.ABORT, lambda event: self._give_up(number))
+        elif patience_s is not None:
+            self._clock.event_at(now_s + patience_s, At.ABORT, lambda event: self._give_up(number))
 
     def answer(self, finish: Finish, now_s: float) -> None:
         """A request ended and its client knows."""
-        self.unanswered.pop(finish.id, None)
-        self.on_answer(finish.id, now_s)
+        request_id = finish[0]
+        self.unanswered.pop(request_id, None)
+        self.on_answer(request_id, now_s)
 
     def _give_up(self, number: int) -> None:
         if number in self.unanswered:
