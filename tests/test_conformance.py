@@ -39,6 +39,7 @@ STEPS = {
     "sglang_mixed_dies.0.4.9": 68,
     "sglang_mixed_overlap.0.4.9": 438,
     "sglang_overlap.0.4.9": 894,
+    "v027_recompute.0.2.7": 595,
     "v0_chunked_tight.0.6.3.post1": 490,
     "v0_default.0.6.3.post1": 155,
     "v0_recompute.0.6.3.post1": 551,

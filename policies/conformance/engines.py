@@ -11,7 +11,9 @@ from policies.core.kv import KvManager
 from policies.core.protocols import Policy
 from policies.core.radix_kv import RadixKv
 from policies.systems.paged import PREEMPTION_MODES, Paged
+from policies.systems.paged_027 import Paged027
 from policies.systems.paged_chunked import PagedChunked
+from policies.systems.paged_priority import PagedPriority
 from policies.systems.request_batcher import RayServeBatch
 from policies.systems.sarathi import Sarathi, Scheduler
 from policies.systems.sglang import SgLang
@@ -137,12 +139,34 @@ def _vllm_v0(log: DecisionLog) -> Policy:
         log.setting("block_size", int),
         num_cpu_blocks=log.setting("num_cpu_blocks", int, 0),
     )
-    policy = PagedChunked if log.setting("enable_chunked_prefill", bool, False) else Paged
+    policy = Paged
+    if log.setting("enable_chunked_prefill", bool, False):
+        policy = PagedChunked  # whatever the scheduling policy
+    elif log.setting("policy", str, "fcfs") == "priority":
+        policy = PagedPriority
     return policy(
         kv,
         max_num_seqs=log.setting("max_num_seqs", int),
         max_num_batched_tokens=log.setting("max_num_batched_tokens", int),
         max_model_len=log.setting("max_model_len", int),
+        watermark=log.setting("watermark", float, 0.01),
+        preemption_mode=_preemption_mode(log),
+        faithful=True,
+    )
+
+
+def _vllm_027(log: DecisionLog) -> Policy:
+    """vLLM 0.2.7; its watermark is 1 % of the blocks."""
+    return Paged027(
+        KvManager(
+            log.setting("num_blocks", int),
+            log.setting("block_size", int),
+            num_cpu_blocks=log.setting("num_cpu_blocks", int, 0),
+        ),
+        max_num_seqs=log.setting("max_num_seqs", int),
+        max_num_batched_tokens=log.setting("max_num_batched_tokens", int),
+        max_model_len=log.setting("max_model_len", int),
+        max_paddings=log.setting("max_paddings", int, 256),
         watermark=log.setting("watermark", float, 0.01),
         preemption_mode=_preemption_mode(log),
         faithful=True,
@@ -252,7 +276,8 @@ def _ray(log: DecisionLog) -> Policy:
 _ENGINES: dict[str, _Engine] = {
     "vllm v1 0.11.2": _Engine(_VLLM, _V1, ("fcfs", "priority"), _vllm_v1),
     "vllm v1 0.33.0": _Engine(_VLLM, _V1_033, ("fcfs", "priority"), _vllm_033),
-    "vllm v0 0.6.3.post1": _Engine(_VLLM, _V0, ("fcfs",), _vllm_v0),
+    "vllm v0 0.6.3.post1": _Engine(_VLLM, _V0, ("fcfs", "priority"), _vllm_v0),
+    "vllm v0 0.2.7": _Engine(_VLLM, ("max_paddings", *_V0[1:]), ("fcfs",), _vllm_027),
     "sarathi-serve 96f9911": _Engine(_SARATHI, _SARATHI_TOO, get_args(Scheduler), _sarathi),
     "vidur 7d47513": _Engine(_VIDUR, _VIDUR_TOO, ("sarathi", "vllm", "orca"), _vidur, "max_tokens"),
     "sglang 0.4.9": _Engine(_SGLANG, _SGLANG_TOO, ("fcfs",), _sglang, "context_len"),

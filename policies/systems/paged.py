@@ -46,6 +46,9 @@ class Paged(BatchingPolicy):
     waits for ever.
     """
 
+    drops_in_a_step_of_its_own = False
+    """A pass that drops waiting requests and starts none is an empty step; else the decodes run in it."""
+
     def __init__(
         self,
         kv: KvManager,
@@ -116,12 +119,13 @@ class Paged(BatchingPolicy):
         self._begin()
         if not self.swapped:
             self._admit()
-        if not self._chunks_new:
+        decodes = not self._chunks_new and not (self.drops_in_a_step_of_its_own and self._rejected)
+        if decodes:
             self._decode_running()
             if self.swapped and not self._preempted:
                 self._swap_in()
             self._requeue()
-        return self._make_step(decode=not self._chunks_new, chunks=self._chunks_new)
+        return self._make_step(decode=decodes, chunks=self._chunks_new)
 
     def _is_easy(self) -> bool:
         """True when there are only decodes and each is sure to see a free block in its turn."""
@@ -145,7 +149,7 @@ class Paged(BatchingPolicy):
     def _make_step(self, *, decode: bool, chunks: list[Chunk]) -> StepPlan | Idle:
         """The plan; empty if nothing runs but this pass changed what the next one finds."""
         if not chunks and not (decode and self.decode.rows):
-            pending = self.waiting or self.swapped
+            pending = self.waiting or self.swapped or (self.running and not decode)
             if not self._preempted and not (self._rejected and pending):
                 reason = "blocked" if pending else "no_requests"
                 idle = Idle(reason, None, tuple(self._leaves), tuple(self._rejected))

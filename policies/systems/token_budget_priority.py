@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import insort
-from collections import deque
-from collections.abc import Iterable
 from typing import Literal, get_args
 
 from policies.core.errors import ConfigError, closest
@@ -12,29 +9,10 @@ from policies.core.kv import KvManager
 from policies.core.plan import Horizon
 from policies.core.request import RequestId
 from policies.core.rows import Row
+from policies.systems.ranked import RankedQueue, rank
 from policies.systems.token_budget import TokenBudget
 
 SchedulingPolicy = Literal["fcfs", "priority"]
-
-
-def rank(row: Row) -> tuple[int, float, RequestId]:
-    """Place of a request among all: small ``priority`` first, then who came first."""
-    return row.request.priority, row.request.arrival_s, row.id
-
-
-class RankedQueue(deque[Row]):
-    """Waiting requests in the order of ``rank``, whichever end they are put in at."""
-
-    def append(self, row: Row) -> None:
-        """Put a request in its place."""
-        insort(self, row, key=rank)
-
-    appendleft = append
-
-    def extendleft(self, rows: Iterable[Row]) -> None:
-        """Put requests in their places."""
-        for row in rows:
-            self.append(row)
 
 
 class PriorityTokenBudget(TokenBudget):
