@@ -34,7 +34,7 @@ def _check_grants(jumped: Log, stepped: Log) -> None:
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-@settings(max_examples=2 * settings.default.max_examples)  # type: ignore[union-attr]
+@settings(max_examples=max(60, settings.default.max_examples))  # type: ignore[union-attr]
 @given(size=sizes(), script=items(), seed=st.integers(0, 99))
 def test_plans_alone_are_enough_to_run_every_request(
     name: str, size: Size, script: list[Item], seed: int
