@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from policies.core.errors import EngineDied
 from policies.core.plan import Chunk
@@ -24,9 +24,10 @@ Made = tuple[SlotRow, int]
 class Admission:
     """One prefill batch while it is put together. ``chunks`` are its rows, ``started`` those from the waiting queue.
 
-    ``running`` are the requests of the running list, ended ones included. ``ratio`` is the part of their remaining
-    ``max_tokens`` that they are expected to make. ``num_mixed`` decoding rows ride along and
-    count against all limits: ``max_prefill_tokens`` and, if not 0, ``chunk_tokens`` of this batch.
+    ``running`` gives the requests of the running list, ended ones included, whose ``max_tokens`` add up to
+    ``max_running_tokens``. ``ratio`` is the part of what they have left that they are expected to make.
+    ``num_mixed`` decoding rows ride along and count against all limits: ``max_prefill_tokens`` and, if not 0,
+    ``chunk_tokens`` of this batch.
     """
 
     def __init__(
@@ -34,7 +35,8 @@ class Admission:
         kv: RadixKv,
         *,
         ratio: float,
-        running: Sequence[Made],
+        running: Callable[[], Sequence[Made]],
+        max_running_tokens: int,
         num_mixed: int,
         max_prefill_tokens: int,
         chunk_tokens: int,
@@ -46,11 +48,10 @@ class Admission:
         self._kv, self._ratio, self._running = kv, ratio, running
         self._prefill_left = max_prefill_tokens - num_mixed
         self._chunk_left = chunk_tokens - num_mixed if chunk_tokens else None
-        expected = 0.0
-        for row, made in running:
-            expected += min(row.max_tokens - made, CLIP_TOKENS) * ratio
-        self._expected = num_mixed + expected
-        self._taken = num_mixed
+        self._expected: float | None = None
+        self._most_expected = max_running_tokens * ratio + 1.0
+        self._taken = self._num_mixed = num_mixed
+        self._charged: list[int] = []
         self._ends: list[tuple[int, int]] | None = None
 
     # -- the chunked request -----------------------------------------------------------------------------------------
@@ -72,7 +73,11 @@ class Admission:
     def _append(self, row: SlotRow, start: int, count: int, *, is_last: bool) -> None:
         self.rows.append(row)
         self.chunks.append(Chunk(row.id, start, count, is_last))
-        self._expected += count + (min(row.max_tokens, CLIP_TOKENS) if is_last else 0)
+        charge = count + (min(row.max_tokens, CLIP_TOKENS) if is_last else 0)
+        self._charged.append(charge)
+        self._most_expected += charge
+        if self._expected is not None:
+            self._expected += charge
         self._taken += count
         self._prefill_left -= count
         if self._chunk_left is not None:
@@ -94,7 +99,7 @@ class Admission:
         start = prefix.num_tokens if prefix is not None else 0
         extend = row.num_tokens - start
         total = extend + min(row.max_tokens, CLIP_TOKENS)
-        if total >= self._memory_left():
+        if not self._fits(total):
             return "kv_blocks"
         if extend >= self._prefill_left and self.rows:
             return "token_budget"
@@ -111,7 +116,7 @@ class Admission:
 
     def _refusal(self, extend: int, total: int) -> str:
         """The second look: locking the prefix may have taken memory away."""
-        if total >= self._memory_left():
+        if not self._fits(total):
             return "kv_blocks"
         return "token_budget" if self._chunk_left is not None and min(extend, self._chunk_left) <= 0 else ""
 
@@ -121,14 +126,27 @@ class Admission:
         self.started.append((row, prefix))
         self._append(row, start, count, is_last=count == extend)
 
+    def _fits(self, num_tokens: int) -> bool:
+        """True if the memory left beside all that is expected exceeds ``num_tokens``; where it does by far, nobody
+        adds the expectations up."""
+        most = num_tokens + self._num_mixed + self._most_expected
+        return most < self._kv.num_free or num_tokens < self._memory_left()
+
     def _memory_left(self) -> float:
-        return self._kv.pool.num_free + self._kv.evictable - self._expected
+        if self._expected is None:
+            expected = 0.0
+            for row, made in self._running():
+                expected += min(row.max_tokens - made, CLIP_TOKENS) * self._ratio
+            self._expected = self._num_mixed + expected
+            for charge in self._charged:
+                self._expected += charge
+        return self._kv.num_free - self._expected
 
     def _slots_left(self) -> int:
-        return self._kv.pool.num_free + self._kv.evictable - self._taken
+        return self._kv.num_free - self._taken
 
     def _limit(self) -> str:
-        if self._memory_left() <= 0 or self._slots_left() <= 0:
+        if not self._fits(0) or self._slots_left() <= 0:
             return "kv_blocks"
         is_full = self._prefill_left <= 0 or (self._chunk_left is not None and self._chunk_left <= 0)
         return "token_budget" if is_full else ""
@@ -149,7 +167,7 @@ class Admission:
     def _all_can_end(self, row: SlotRow) -> bool:
         """Let all requests end in order of the tokens they have still to make, each giving its slots back."""
         if self._ends is None:
-            known = [_made(row), *self._running, *map(_made, self.rows)]
+            known = [_made(row), *self._running(), *map(_made, self.rows)]
             self._ends = sorted(_ends(known), key=lambda end: end[0])
         else:
             for end in _ends([_made(row)]):

@@ -181,17 +181,7 @@ class SgLangBase(Policy):
         decode = self.running.decode
         rows = len(decode.rows)
         stored = decode.sum_context + (self.chunked.num_computed_tokens if self.chunked is not None else 0)
-        return Load(
-            waiting=len(self.waiting),
-            running=len(self._started),
-            swapped=0,
-            free_blocks=self.kv.num_free,
-            stored_tokens=stored,
-            phase=0,
-            residues=(rows,),
-            emitting=rows,
-            free_cpu_blocks=0,
-        )
+        return Load(len(self.waiting), len(self._started), 0, self.kv.num_free, stored, 0, (rows,), rows, 0)
 
     def queues(self) -> Queues:
         """Waiting requests, and those with slots: the running list, then the rows of the last prefill."""

@@ -62,9 +62,9 @@ class SlotRows(DecodeSet):
         slots = self._kv.pool.take(num_rows * steps)
         if steps == 1:
             deque(map(_append, tables.values(), slots), 0)
-        else:
-            for index, table in enumerate(tables.values()):
-                table += slots[index::num_rows]
+            return list(zip(tables, zip(slots, strict=False), strict=True))
+        for index, table in enumerate(tables.values()):
+            table += slots[index::num_rows]
         return SlotGrants(tuple(tables), slots)
 
 
@@ -92,11 +92,12 @@ class Flight:
 
 class RunningList:
     """SGLang's running batch: requests in order, those that ended included until they are dropped, and the decoding
-    rows among them."""
+    rows among them. ``max_tokens`` is the sum of theirs."""
 
     def __init__(self, kv: RadixKv) -> None:
         self.rows: dict[RequestId, SlotRow] = {}
         self.decode = SlotRows(kv)
+        self.max_tokens = 0
         self._last_order = 0
 
     def append(self, rows: Iterable[SlotRow]) -> None:
@@ -109,20 +110,29 @@ class RunningList:
         for row in rows:
             if row.is_decoding:
                 self.decode.leave(row)
-        self.rows = {}
+        self.clear()
         for row in rows:
             self._enter(row)
+
+    def clear(self) -> None:
+        """Forget all; those that decode go on."""
+        self.rows = {}
+        self.max_tokens = 0
 
     def _enter(self, row: SlotRow) -> None:
         self._last_order += 1
         row.order = self._last_order
         self.rows[row.id] = row
+        self.max_tokens += row.max_tokens
         self.decode.join(row)
 
     def drop_ended(self) -> None:
         """Forget the ended ones."""
         if len(self.rows) > len(self.decode.rows):
-            self.rows = {key: row for key, row in self.rows.items() if not row.ended}
+            rows = self.rows
+            for row in [row for row in rows.values() if row.ended]:
+                del rows[row.id]
+                self.max_tokens -= row.max_tokens
 
     def live(self) -> list[RequestId]:
         """Those that have not ended."""
