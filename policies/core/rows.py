@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from itertools import chain
 
 from policies.core.kv import KvManager
@@ -149,7 +149,7 @@ class DecodeSet:
             return []
         if not self._in_order:
             bucket = self._sorted(bucket)
-        return self._give(list(bucket), bucket.values())
+        return self._give(bucket, bucket.values())
 
     def granted_elsewhere(self) -> None:
         """The policy has given the blocks of the next step itself, row by row."""
@@ -172,7 +172,7 @@ class DecodeSet:
         ids = list(_flat(buckets))
         return self._give(ids, _flat(map(_tables, buckets))) if ids else []
 
-    def _give(self, ids: list[RequestId], tables: Iterable[list[int]]) -> list[Grant]:
+    def _give(self, ids: Collection[RequestId], tables: Iterable[list[int]]) -> list[Grant]:
         """One block to each of these tables. Its loops are in C, since every block of a run comes by here."""
         blocks = self._kv.pool.take(len(ids))
         any(map(_append, tables, blocks))  # goes through all, since append returns None

@@ -174,7 +174,7 @@ class BatchingPolicy(Policy):
 
     def on_step_end(self, result: StepResult) -> None:
         """One token for each emitting row, then free what finished, in running order."""
-        steps, finished = result.steps, result.finished
+        steps, finished = result[3:5]
         self._step += steps
         if self._decode_runs:
             self.decode.advance(steps)

@@ -167,23 +167,39 @@ class Replica:
             self._go_on(now_s)
 
     def _go_on(self, now_s: float) -> None:
-        """Run step after step, up to one during which something else happens."""
-        end_s = self._begin(now_s)
-        while end_s is not None:
-            if not self._clock.advance(end_s):
+        """Run step after step, up to one during which something else happens. Until then nothing can come in."""
+        clock = self._clock
+        while True:
+            end_s = self._begin(now_s)
+            if end_s is None:
+                return
+            if not clock.advance(end_s):
                 self._end_at(end_s)
                 return
-            if not self._end(end_s):
+            if self._book(end_s, self._target) and not clock.is_last_of_now():
+                self._plan = None
+                self._plan_soon()
                 return
-            end_s = self._begin(end_s)
+            now_s = end_s
 
     def _end_at(self, time_s: float) -> None:
         self._end_event = self._clock.event_at(time_s, _STEP_END, self._on_step_end)
 
     def _on_step_end(self, event: Event) -> None:
+        """Book what ran until now, and plan as soon as all that happens now has happened."""
         now_s = self._clock.now
-        if self._end(now_s):
+        if self._arrivals and not self._arrivals_matter and self._run is not None:
+            self._book_pieces(self._run)
+        self._book(now_s, self._target)
+        self._plan = None
+        if self._stopping:
+            self._take_in(now_s)  # what came during the last step was offered: the record says it is unfinished
+            self._clock.end()
+        elif self._clock.is_last_of_now():
+            self._take_in(now_s)
             self._go_on(now_s)
+        else:
+            self._plan_soon()
 
     def _begin(self, now_s: float) -> float | None:
         """Plan and start the next step, or jump; returns when it ends, or None if there is nothing to run."""
@@ -197,10 +213,10 @@ class Replica:
             if plan.wake_at_s is not None:
                 self._clock.event_at(plan.wake_at_s, At.PLAN, self._on_plan)
             return None
-        self._plan, self._step = plan, plan.step
+        self._plan = plan
         self.counts.plans += 1
         # One slice takes less time than the attributes of a tuple one by one.
-        decode, chunks, joins, _, leaves, preempted, _, transfers = plan[5:13]
+        self._step, _, _, _, _, decode, chunks, joins, _, leaves, preempted, _, transfers = plan[:13]
         if joins or preempted:
             self._calendar.apply(plan)
         if chunks or transfers or decode is not _ALL:
@@ -265,23 +281,6 @@ class Replica:
 
     # -- boundaries --------------------------------------------------------------------------------------------------
 
-    def _end(self, now_s: float) -> bool:
-        """Book what ran until now; True if the next step can be planned at once."""
-        if self._arrivals and not self._arrivals_matter and self._run is not None:
-            self._book_pieces(self._run)
-        self._book(now_s, self._target)
-        self._plan = None
-        if self._stopping:
-            self._take_in(now_s)  # what came during the last step was offered: the record says it is unfinished
-            self._clock.end()
-            return False
-        if not self._clock.is_last_of_now():
-            self._plan_soon()
-            return False
-        if self._arrivals or self._aborts or self._transfers_done:
-            self._take_in(now_s)
-        return True
-
     def _book_pieces(self, run: QuietRun) -> None:
         """Book the steps of a jump up to the last request that came in and changed nothing but the queue: the record
         shows when each was queued."""
@@ -294,28 +293,30 @@ class Replica:
             steps = cut - self._first
             self._target -= steps
             self._book(now_s, steps)
+            self._step += steps
             while self._arrivals and self._arrivals[0][0].arrival_s <= now_s:
                 self._take_first(now_s)
             self._engine.carry_on(now_s)
 
-    def _book(self, end_s: float, steps: int) -> None:
-        """Book that many steps of the plan, from the last boundary to ``end_s``."""
+    def _book(self, end_s: float, steps: int) -> bool:
+        """Book that many steps of the plan, from the last boundary to ``end_s``; True if clients got answers."""
         plan, run = self._plan, self._run
         assert plan is not None
         if steps > 1:
             self._skip(steps - 1)
-        finished = self._calendar.complete(plan, steps)
         result = _new_tuple(StepResult, (
-            self._step, self.last_boundary_s, end_s, steps, finished, run, self._first, None, NO_EMITTED, (), 0
+            self._step, self.last_boundary_s, end_s, steps, self._calendar.complete(plan, steps), run, self._first,
+            None, NO_EMITTED, (), 0,
         ))  # fmt: skip
         self.last_boundary_s = end_s
         if run is not None:
             self._first += steps
-            self._step += steps
             self.counts.quiet_steps += steps
         ended = self._engine.complete(result)
-        if ended:
-            self._on_end(ended, end_s)
+        if not ended:
+            return False
+        self._on_end(ended, end_s)
+        return True
 
     def _take_in(self, now_s: float) -> None:
         """Hand over what came in by ``now_s``: ends of transfers, then aborts, then arrivals."""
