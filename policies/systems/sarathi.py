@@ -306,7 +306,7 @@ class Sarathi(BatchingPolicy):
     def _admit(self) -> None:
         """From the head of the queue until something does not fit."""
         waiting, kv = self.waiting, self.kv
-        gave_way = {key for key, _ in self._preempted}
+        gave_way = {key for key, _ in self._preempted} if self._preempted else ()
         while waiting:
             row = waiting[0]
             num_blocks = self.reserved_blocks or kv.blocks_for(row.num_tokens)
