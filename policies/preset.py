@@ -49,6 +49,7 @@ class Preset(NamedTuple):
     delivery: Literal["step", "batch_end"] = "step"
     blocks: Literal["paged", "reserved", "slot", "token", "radix"] = "paged"
     null_block: bool = False
+    unhashed_first: bool = False
     checks_like_vllm: bool = False
     refuses_small_pool: bool = False
     modelled: tuple[str, ...] = ()

@@ -33,10 +33,13 @@ _NOT_OF_A_POLICY = frozenset({"preset", "policy", "num_gpu_blocks", "gpu_memory_
 _COUNTS = frozenset({"max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size"})
 _CHUNK_SCHEDULE = ("low_chunk_size", "chunk_schedule_max_tokens", "chunk_schedule_stages")
 _NOT_NEGATIVE = frozenset(
-    {"swap_space_bytes", "long_prefill_token_threshold", "chunked_prefill_size", *_CHUNK_SCHEDULE}
+    {"swap_space_bytes", "long_prefill_token_threshold", "chunked_prefill_size", "max_paddings", *_CHUNK_SCHEDULE}
 )
 _SWITCHES = frozenset(
-    {"enable_chunked_prefill", "enable_prefix_caching", "enable_mixed_chunk", "ignore_eos", "faithful"}
+    {
+        *("enable_chunked_prefill", "enable_prefix_caching", "enable_mixed_chunk", "ignore_eos", "faithful"),
+        "scheduler_reserve_full_isl",
+    }
 )
 _MODES = ("recompute", "swap", "auto")
 
@@ -190,10 +193,12 @@ def _check_token_budget(parameters: Parameters) -> None:
         remedy = f"{system} wants at least max_num_seqs = {seqs}; raise it or lower engine.max_num_seqs"
         raise _error("max_num_batched_tokens", tokens, remedy)
     longest = parameters.max_model_len
-    if tokens < longest and not parameters.values["enable_chunked_prefill"]:
+    chunked = parameters.values.get("enable_chunked_prefill")
+    if tokens < longest and not chunked:
+        or_chunks = "" if chunked is None else ", or set engine.enable_chunked_prefill = true"
         remedy = (
             f"without chunked prefill {system} wants at least max_model_len = {longest}; raise it,"
-            " lower engine.max_model_len, or set engine.enable_chunked_prefill = true"
+            f" lower engine.max_model_len{or_chunks}"
         )
         raise _error("max_num_batched_tokens", tokens, remedy)
 
@@ -264,6 +269,7 @@ def _memory(parameters: Parameters, num_gpu_blocks: int, kv_bytes_per_token: int
         num_cpu_blocks=_num_cpu_blocks(values, kv_bytes_per_token * block_size),
         enable_prefix_caching=bool(values.get("enable_prefix_caching", False)),
         null_block=chosen.null_block,
+        unhashed_first=chosen.unhashed_first,
     )
 
 

@@ -114,6 +114,8 @@ class EngineConfig(Section):
     enable_chunked_prefill: bool | None = key(boolean, default=None)
     enable_prefix_caching: bool | None = key(boolean, default=None)
     long_prefill_token_threshold: int | None = key(whole(0), default=None)
+    scheduler_reserve_full_isl: bool | None = key(boolean, default=None)
+    max_paddings: int | None = key(whole(0), default=None)
     low_chunk_size: int | None = key(whole(0), default=None)
     chunk_schedule_max_tokens: int | None = key(whole(0), default=None)
     chunk_schedule_stages: int | None = key(whole(0, at_most=65_536), default=None)

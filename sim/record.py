@@ -203,6 +203,10 @@ def _log_config(setup: Setup) -> dict[str, object]:
     system, engine, version = (preset.recorded_as if custom is None else None) or unknown
     values = dict(parameters.values)
     del values["faithful"]
+    if "scheduler_reserve_full_isl" in values:
+        values["reserve_full_isl"] = values.pop("scheduler_reserve_full_isl")
+    if "scheduling_policy" in preset.fixed:
+        values["policy"] = preset.fixed["scheduling_policy"]
     if values.pop("swap_space_bytes", None) is not None:
         values["num_cpu_blocks"] = kv.cpu_pool.num_blocks
     return {

@@ -18,6 +18,7 @@ from policies.core.plan import Finish, Grant, Idle, StepPlan
 from policies.core.protocols import Policy
 from policies.core.request import Request, Segments, output_segment
 from policies.core.stops import StopCalendar, stop_of
+from policies.systems.paged_027 import Paged027
 from policies.systems.static import Static
 from tests.mirror import MirrorBackend
 from tests.variants import Size, Variant
@@ -294,7 +295,7 @@ class MirrorRun:
         assert plan.sum_context == sum(contexts)
         assert plan.max_context == max(contexts, default=0)
         prompts = [chunk.num_tokens for chunk in plan.chunks]
-        pads = isinstance(self.policy, Static) and prompts
+        pads = isinstance(self.policy, Static | Paged027) and prompts
         assert plan.num_tokens == (len(prompts) * max(prompts) if pads else len(decodes) + sum(prompts))
         assert plan.num_tokens <= getattr(self.policy, "max_num_batched_tokens", plan.num_tokens)
         assert len(decodes) + len(prompts) <= self.size.max_num_seqs

@@ -24,12 +24,16 @@ from policies.presets import (
 )
 from policies.systems.orca import Orca
 from policies.systems.paged import Paged
+from policies.systems.paged_027 import Paged027
 from policies.systems.paged_chunked import PagedChunked
+from policies.systems.paged_priority import PagedPriority
 from policies.systems.request_batcher import RayServeBatch, TritonDynamic
 from policies.systems.sarathi import Sarathi
 from policies.systems.splitfuse import SplitFuse
 from policies.systems.static import Static
 from policies.systems.token_budget import TokenBudget
+from policies.systems.token_budget_033 import TokenBudget033
+from policies.systems.token_budget_priority import PriorityTokenBudget
 from policies.systems.vidur import Vidur
 from sim.costs.pool import kv_pool
 from tests.stepping import Predictions, Stepper
@@ -59,9 +63,11 @@ def built(name: str, *, num_gpu_blocks: int = 7_000, **overrides: object) -> obj
 
 def test_names() -> None:
     assert NAMES == [
-        "vllm-0.11", "vllm-0.6", "vllm-0.6-chunked", "vllm-0.6-swap", "orca-max", "orca-pow2", "orca-oracle",
+        "vllm-0.11", "vllm-0.11-priority", "vllm-0.33", "vllm-0.33-priority", "vllm-0.6", "vllm-0.6-chunked",
+        "vllm-0.6-swap", "vllm-0.6-priority", "vllm-0.2.7", "vllm-0.2.7-swap", "orca-max", "orca-pow2", "orca-oracle",
         "ft-static", "ft-static-early-return", "fastgen-8abdd98", "ray-serve-batch-2.40", "ray-serve-batch-2.60",
-        "triton-dynamic", "sarathi-96f9911", "sarathi-96f9911-simple-chunking", "sarathi-96f9911-vllm",
+        "triton-dynamic", "sglang-0.4.9", "sglang-0.4.9-lpm", "sglang-0.4.9-dfs-weight", "sglang-0.4.9-mixed",
+        "sglang-0.4.9-no-cache", "sarathi-96f9911", "sarathi-96f9911-simple-chunking", "sarathi-96f9911-vllm",
         "sarathi-96f9911-orca", "sarathi-96f9911-ft", "vidur-7d47513-sarathi", "vidur-7d47513-vllm",
         "vidur-7d47513-orca",
     ]  # fmt: skip
@@ -70,7 +76,7 @@ def test_names() -> None:
 def test_an_unknown_preset_gets_the_closest_name() -> None:
     with pytest.raises(CatalogError, match=r"did you mean 'vllm-0\.11'"):
         preset("vllm-0.1")
-    with pytest.raises(CatalogError, match=r"known: vllm-0\.11, vllm-0\.6"):
+    with pytest.raises(CatalogError, match=r"known: vllm-0\.11, vllm-0\.11-priority"):
         preset("zzz")
 
 
@@ -91,7 +97,12 @@ def test_choose() -> None:
         ("vllm-0.11", "a100-80gb", 2_048, 256),
         ("vllm-0.11", "l4-24gb", 2_048, 256),
         ("vllm-0.11", "h100-80gb", 8_192, 1_024),
+        ("vllm-0.11", "h200-141gb", 8_192, 1_024),
+        ("vllm-0.33", "a100-80gb", 2_048, 256),
+        ("vllm-0.33", "h200-141gb", 8_192, 1_024),
+        ("vllm-0.33-priority", "l4-24gb", 2_048, 256),
         ("vllm-0.6", "h100-80gb", 4_096, 256),
+        ("vllm-0.2.7", "h100-80gb", 4_096, 256),
         ("vllm-0.6-chunked", "a100-80gb", 512, 256),
         ("vllm-0.6-swap", "a100-80gb", 4_096, 256),
         ("orca-max", "a100-80gb", 4_096, 256),
@@ -142,7 +153,9 @@ def test_static_on_an_a100_has_28_slots() -> None:
 @pytest.mark.parametrize(
     ("name", "cls"),
     [
-        ("vllm-0.11", TokenBudget), ("vllm-0.6", Paged), ("vllm-0.6-chunked", PagedChunked),
+        ("vllm-0.11", TokenBudget), ("vllm-0.11-priority", PriorityTokenBudget), ("vllm-0.33", TokenBudget033),
+        ("vllm-0.33-priority", TokenBudget033), ("vllm-0.6-priority", PagedPriority), ("vllm-0.2.7", Paged027),
+        ("vllm-0.2.7-swap", Paged027), ("vllm-0.6", Paged), ("vllm-0.6-chunked", PagedChunked),
         ("vllm-0.6-swap", Paged), ("orca-max", Orca), ("orca-pow2", Orca), ("orca-oracle", Orca),
         ("ft-static", Static), ("ft-static-early-return", Static), ("fastgen-8abdd98", SplitFuse),
         ("ray-serve-batch-2.40", RayServeBatch), ("ray-serve-batch-2.60", RayServeBatch),
@@ -162,6 +175,29 @@ def test_paged_presets() -> None:
     assert (v0.kv.num_blocks, v0.watermark_blocks, v0.preemption_mode) == (7_000, 70, "recompute")
     assert (swap.preemption_mode, swap.kv.cpu_pool.num_blocks) == ("swap", 512)  # 4 GiB of 8 MiB blocks
     assert (swap.block_bytes, swap.pieces_per_block) == (8 << 20, 64)
+
+
+def test_cards_of_160_gib_take_16384_tokens_a_step() -> None:
+    large = card("h200-141gb")._replace(memory_bytes=160 << 30)
+    for name, tokens in (("vllm-0.33", 16_384), ("vllm-0.11", 8_192)):
+        assert resolve(preset(name), {}, max_model_len=4_096, card=large).max_num_batched_tokens == tokens
+
+
+def test_newer_and_older_presets_of_vllm() -> None:
+    new, ranked, padded = built("vllm-0.33"), built("vllm-0.33-priority"), built("vllm-0.2.7-swap")
+    assert isinstance(new, TokenBudget033)
+    assert isinstance(ranked, TokenBudget033)
+    assert isinstance(padded, Paged027)
+    assert (new.reserve_full_isl, new.watermark_blocks, new.kv.unhashed_first) == (True, 0, True)
+    assert (new.by_priority, ranked.by_priority) == (False, True)
+    assert (padded.max_paddings, padded.preemption_mode, padded.watermark_blocks) == (256, "swap", 70)
+    changed = built("vllm-0.33", scheduler_reserve_full_isl=False, watermark=0.1)
+    assert isinstance(changed, TokenBudget033)
+    assert (changed.reserve_full_isl, changed.watermark_blocks) == (False, 700)
+    with pytest.raises(ConfigError, match=r"max_paddings = -1: give a whole number of at least 0"):
+        resolved("vllm-0.2.7", max_paddings=-1)
+    with pytest.raises(ConfigError, match=r"at least max_model_len = 4096; raise it, lower engine\.max_model_len$"):
+        resolved("vllm-0.2.7", max_num_batched_tokens=2_048)
 
 
 def test_overrides_reach_the_policy() -> None:

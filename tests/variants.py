@@ -90,6 +90,21 @@ def _variants() -> list[Variant]:
         Variant(name, "vllm-0.11", "chunks", {"enable_prefix_caching": False, **options})
         for name, options in v1.items()
     ]
+    v033: dict[str, Mapping[str, object]] = {
+        "v1-033": {"watermark": 0.05},
+        "v1-033-whole": {"enable_chunked_prefill": False},
+        "v1-033-no-gate": {"scheduler_reserve_full_isl": False, "long_prefill_token_threshold": 7},
+        "v1-033-prefix": {"enable_prefix_caching": True},
+    }
+    found += [
+        Variant(name, "vllm-0.33", "chunks", {"enable_prefix_caching": False, **options})
+        for name, options in v033.items()
+    ]
+    for name in ("vllm-0.11-priority", "vllm-0.33-priority"):
+        found.append(Variant(name, name, "chunks", {"enable_prefix_caching": False}))
+    found.append(Variant("vllm-0.6-priority", "vllm-0.6-priority", "prompts"))
+    found.append(Variant("vllm-0.2.7", "vllm-0.2.7", "prompts"))
+    found.append(Variant("vllm-0.2.7-swap", "vllm-0.2.7-swap", "prompts"))
     for mode in ("recompute", "swap", "auto"):
         found.append(Variant(f"v0-{mode}", "vllm-0.6", "prompts", {"preemption_mode": mode}))
         found.append(Variant(f"v0-chunked-{mode}", "vllm-0.6-chunked", "prompts", {"preemption_mode": mode}))
