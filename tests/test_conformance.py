@@ -276,6 +276,33 @@ def test_settings_of_the_older_engine(tmp_path: Path, edit: Edit, message: str) 
         replay(tampered(tmp_path, "v0_recompute", edit))
 
 
+@pytest.mark.parametrize(
+    ("name", "edit", "message"),
+    [
+        ("sarathi_chunk", edit_line(0, policy="fair"), "policy 'fair' is not modelled for sarathi-serve 96f9911"),
+        ("sarathi_chunk", edit_line(0, commit="1234567"), "'sarathi-serve 1234567' is not modelled; known are"),
+        ("sarathi_chunk", lambda lines: lines[0].pop("chunk_size"), "'chunk_size' must be an integer, but is missing"),
+        ("sarathi_chunk", edit_line(0, enable_dynamic_chunking_schedule=True), "'high_chunk_size' must be an integer"),
+        ("sarathi_orca", edit_line(0, watermark=0.1), "setting 'watermark' is not modelled for sarathi-serve"),
+        ("vidur_vllm", edit_line(0, max_num_seqs=3), "setting 'max_num_seqs' is not modelled for vidur 7d47513"),
+        ("vidur_vllm", edit_line(0, batch_size_cap=0), "'batch_size_cap' must be at least 1"),
+        ("vidur_vllm", edit_line(0, policy="orca", max_tokens=2047), "max_model_len is 2047; Vidur's orca"),
+    ],
+)
+def test_settings_of_sarathi_and_vidur(tmp_path: Path, name: str, edit: Edit, message: str) -> None:
+    with pytest.raises(LogError, match=f"log.jsonl:1: {message}"):
+        replay(tampered(tmp_path, f"{name}_tight" if name != "sarathi_orca" else name, edit))
+
+
+def test_a_chunk_schedule_of_one_size_is_that_chunk_size(tmp_path: Path) -> None:
+    def one_size(lines: list[dict[str, Any]]) -> None:
+        size = lines[0].pop("chunk_size")
+        lines[0] |= {"enable_dynamic_chunking_schedule": True, "low_chunk_size": size, "high_chunk_size": size}
+        lines[0] |= {"chunk_schedule_max_tokens": 4096, "chunk_schedule_stages": 2}
+
+    assert replay(tampered(tmp_path, "sarathi_chunk_tight", one_size))[1:] == (557, 557, None)
+
+
 def test_files_that_are_no_logs(tmp_path: Path) -> None:
     with pytest.raises(LogError, match=r"none.jsonl: cannot be read"):
         replay(tmp_path / "none.jsonl")
