@@ -142,6 +142,18 @@ def test_a_decision_log_replays_in_full(policy: str, more: dict[str, object]) ->
     assert requests["recompute_preemptions"].sum() + requests["swap_preemptions"].sum() > 0
 
 
+RANKED = ["vllm-0.11-priority", "vllm-0.33", "vllm-0.33-priority", "vllm-0.6-priority", "vllm-0.2.7", "vllm-0.2.7-swap"]
+
+
+@pytest.mark.parametrize("policy", RANKED)
+def test_a_decision_log_with_priorities_replays_in_full(policy: str) -> None:
+    rows: list[tuple[object, ...]] = [(0.1 * n, 40 + 7 * n, 60 + 5 * (n % 4), n * n % 5) for n in range(16)]
+    Path("ranked.csv").write_text(own_csv(*rows, columns="arrival_s,prompt_tokens,output_tokens,priority"))
+    conformed(policy, "--trace", "ranked.csv", "--policy", policy, *settings(engine__num_gpu_blocks=40))
+    requests = read_run("out").requests
+    assert requests["recompute_preemptions"].sum() + requests["swap_preemptions"].sum() > 0
+
+
 def test_a_decision_log_with_shared_prefixes_replays_in_full() -> None:
     rows: list[tuple[object, ...]] = [(0.05 * n, 60 + n, 40, "", f"sys:48|u{n}:{12 + n}") for n in range(12)]
     rows += [(2 + 0.1 * n, 120 + n, 30, n, f"sys:48|u{n}:{12 + n}|out:{n}:40|w{n}:20") for n in range(12)]
