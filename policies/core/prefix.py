@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from hashlib import blake2b
 
 from policies.core.request import Segments
 
@@ -13,6 +12,8 @@ _ROOT: BlockHash = b""
 
 def block_hash(parent: BlockHash, content: bytes) -> BlockHash:
     """Identity of a full block: its own content on top of everything before it."""
+    from hashlib import blake2b  # here, since it loads OpenSSL, and only shared prefixes need it
+
     return blake2b(parent + content, digest_size=16).digest()
 
 

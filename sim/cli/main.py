@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from typing import NamedTuple
 
@@ -72,6 +73,8 @@ def cli() -> None:
 def main() -> None:
     """Entry point: what a user or a run did ends in one line, with its exit code; bugs keep their traceback, broken
     contracts among them."""
+    # numpy's BLAS starts a thread a core when it is loaded, for matrix products that nothing here makes.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     _check_packages()
     try:
         cli(prog_name="batchscope", standalone_mode=False)
@@ -106,8 +109,6 @@ def _usage(error: click.ClickException) -> str:
 
 def _close_quietly() -> None:
     """Whoever read our output went away: say nothing, not even when the interpreter flushes its streams."""
-    import os
-
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(0)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from enum import IntEnum
 from heapq import heappop, heappush
 
-import simpy
+from simpy.core import Environment
 from simpy.events import Event
 
 
@@ -27,7 +27,7 @@ class Timed(Event):
     _ok = True
     _value = None
 
-    def __init__(self, env: simpy.Environment, callbacks: list[Callable[[Event], None]]) -> None:
+    def __init__(self, env: Environment, callbacks: list[Callable[[Event], None]]) -> None:
         self.env = env
         self.callbacks = callbacks
 
@@ -36,7 +36,7 @@ class Timed(Event):
         self.callbacks = []
 
 
-class Clock(simpy.Environment):
+class Clock(Environment):
     """An environment whose events are placed at absolute times.
 
     SimPy's own ``timeout`` takes a delay, and now + (time - now) misses ``time`` by an ulp now and then, which would
