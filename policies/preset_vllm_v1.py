@@ -80,8 +80,8 @@ _LEFT_OUT_011 = (
     "sampling and tokenization: no host term",
 )
 _LEFT_OUT_033 = (
-    "asynchronous scheduling, on by default where the executor supports it: here each step sees the tokens of the"
-    " one before",
+    "asynchronous scheduling, on by default where the executor supports it, when simulated: here each step sees the"
+    " tokens of the one before; conformance replays both",
     "speculative decoding, KV connectors, max_num_active_seqs, prefill_schedule_interval, adaptive threshold,"
     " max_num_queued_reqs and max_num_queued_tokens (all off by default)",
     "sampling and tokenization: no host term",

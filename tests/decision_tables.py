@@ -16,6 +16,7 @@ which the engine raises says so.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 from difflib import ndiff
 from typing import Any
@@ -23,7 +24,7 @@ from typing import Any
 from policies.conformance.decisions import DecisionWriter, Line
 from policies.core.engine import Engine
 from policies.core.errors import RunError
-from policies.core.plan import Finish, Idle, StepResult
+from policies.core.plan import Finish, Idle, StepPlan, StepResult
 from policies.core.protocols import Policy
 from policies.core.request import Request, Segments
 from policies.core.stops import StopCalendar, stop_of
@@ -32,7 +33,8 @@ from policies.core.stops import StopCalendar, stop_of
 def check_script(policy: Policy, script: str, *, max_model_len: int, show_blocks: bool = False) -> None:
     """Assert that the policy takes exactly the steps of the script."""
     world = _World(policy, max_model_len=max_model_len, show_blocks=show_blocks)
-    expected, got = [], []
+    expected: list[str] = []
+    got: list[str | int] = []
     for text in script.strip().splitlines():
         line = " ".join(text.partition("#")[0].split())
         if line.startswith("+"):
@@ -42,8 +44,9 @@ def check_script(policy: Policy, script: str, *, max_model_len: int, show_blocks
         elif line:
             expected.append(line)
             got.append(world.step())
-    if got != expected:
-        raise AssertionError("\n".join(ndiff(expected, got)))
+    told = world.tell(got)
+    if told != expected:
+        raise AssertionError("\n".join(ndiff(expected, told)))
 
 
 class _World:
@@ -54,6 +57,8 @@ class _World:
         writer = DecisionWriter(policy, self.lines.append, config={}, name=self._name)
         self.writer = writer
         self.engine = Engine(policy, observer=writer)
+        self.in_flight: deque[StepPlan] = deque()
+        self.rejected: dict[int, tuple[Finish, ...]] = {}
         self.calendar = StopCalendar()
         self.max_model_len = max_model_len
         self.show_blocks = show_blocks
@@ -82,7 +87,8 @@ class _World:
         self.engine.abort(request_id, self.writer.t)
         self.policy.kv.check()
 
-    def step(self) -> str:
+    def step(self) -> str | int:
+        """One pass of the engine's loop; its line, or its number if the lines of the log will say what it did."""
         t = self.writer.t
         try:
             plan = self.engine.plan(t)
@@ -95,10 +101,23 @@ class _World:
             self.writer.t = t + 1
             return " | ".join([f"{t}", "idle", *self._ended(plan.rejected)])
         self.calendar.apply(plan)
-        finished = self.calendar.complete(plan, 1)
-        self.engine.complete(StepResult(plan.step, t, t + 1, finished=finished))
-        self.policy.kv.check()
-        return self._describe(self.lines[-1], plan.rejected)
+        self.rejected[t] = plan.rejected
+        self.in_flight.append(plan)
+        self.writer.t = t + 1
+        if len(self.in_flight) == self.policy.max_in_flight:
+            done = self.in_flight.popleft()
+            finished = self.calendar.complete(done, 1, self.in_flight)
+            self.engine.complete(StepResult(done.step, t, t + 1, finished=finished))
+            self.policy.kv.check()
+        return t
+
+    def tell(self, steps: Iterable[str | int]) -> list[str]:
+        """The lines of all steps."""
+        self.writer.close()
+        lines: dict[object, Line] = {line["t"]: line for line in self.lines if line["type"] == "step"}
+        return [
+            self._describe(lines[step], self.rejected[step]) if isinstance(step, int) else step for step in steps
+        ]
 
     def _describe(self, line: Any, rejected: Iterable[Finish]) -> str:
         rows = [f"{name}:{count}@{context}{'*' * emits}" for name, count, context, emits in line["sched"]]

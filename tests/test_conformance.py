@@ -46,6 +46,7 @@ STEPS = {
     "v0_swap_abort.0.6.3.post1": 6,
     "v0_swap_large.0.6.3.post1": 560,
     "v1_ample.0.11.2": 212,
+    "v1_async.0.33.0": 326,
     "v1_chunked.0.11.2": 197,
     "v1_no_chunk.0.33.0": 194,
     "v1_prefix.0.11.2": 153,

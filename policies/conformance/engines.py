@@ -21,13 +21,14 @@ from policies.systems.sglang_queue import Scheduling
 from policies.systems.splitfuse import SplitFuse
 from policies.systems.token_budget import TokenBudget
 from policies.systems.token_budget_033 import TokenBudget033
+from policies.systems.token_budget_async import AsyncTokenBudget
 from policies.systems.token_budget_priority import PriorityTokenBudget, SchedulingPolicy
 from policies.systems.vidur import Vidur
 
 _LABELS = ("type", "schema", "scenario", "system", "engine", "version", "commit", "policy")
 _VLLM = ("block_size", "num_blocks", "max_num_seqs", "max_num_batched_tokens", "max_model_len")
 _V1 = ("enable_chunked_prefill", "enable_prefix_caching", "long_prefill_token_threshold")
-_V1_033 = (*_V1, "reserve_full_isl", "watermark")
+_V1_033 = (*_V1, "reserve_full_isl", "watermark", "async_scheduling")
 _V0 = ("enable_chunked_prefill", "watermark", "num_cpu_blocks", "preemption_mode")
 _SARATHI = ("block_size", "num_blocks", "max_num_seqs", "max_model_len")
 _DYNAMIC = ("low_chunk_size", "high_chunk_size", "chunk_schedule_max_tokens", "chunk_schedule_stages")
@@ -118,7 +119,9 @@ def _vllm_033(log: DecisionLog) -> Policy:
         null_block=True,
         unhashed_first=True,
     )
-    return TokenBudget033(
+    is_async = log.setting("async_scheduling", bool, False)
+    policy = AsyncTokenBudget if is_async else TokenBudget033
+    return policy(
         kv,
         max_num_seqs=log.setting("max_num_seqs", int),
         max_num_batched_tokens=log.setting("max_num_batched_tokens", int),
