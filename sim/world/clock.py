@@ -27,9 +27,9 @@ class Timed(Event):
     _ok = True
     _value = None
 
-    def __init__(self, env: Environment, callbacks: list[Callable[[Event], None]]) -> None:
+    def __init__(self, env: Environment, *callbacks: Callable[[Event], None]) -> None:
         self.env = env
-        self.callbacks = callbacks
+        self.callbacks = list(callbacks)
 
     def cancel(self) -> None:
         """Let nothing happen at its time."""
@@ -45,7 +45,7 @@ class Clock(Environment):
 
     def event_at(self, time_s: float, order: int, *callbacks: Callable[[Event], None]) -> Timed:
         """An event that happens at ``time_s`` (not before now): for a process to yield, or to call back."""
-        event = Timed(self, list(callbacks))
+        event = Timed(self, *callbacks)
         heappush(self._queue, (time_s, order, next(self._eid), event))  # type: ignore[misc]
         return event
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import NamedTuple, Protocol
 
 from simpy.events import Event
@@ -86,23 +86,22 @@ class Replica:
         self._clock, self._engine, self._costs, self._on_end = clock, engine, costs, on_end
         self._link = link
         self._skip_ahead = skip_ahead
-        self._skip, self._horizon = engine.policy.skip, engine.policy.horizon
         self._calendar = StopCalendar()
         self._arrivals: deque[tuple[Request, Stop]] = deque()
         self._aborts: list[RequestId] = []
-        self._plan: StepPlan | None = None
-        self._plan_is_due = False
-        self._stopping = False
-        self._run: QuietRun | None = None
-        self._knot = 0
-        self._first = 0
-        self._target = 1
-        self._step = 0
-        self._arrivals_matter = True
-        self._end_event = Timed(clock, [])
         self._transfers: dict[int, Transfer] = {}
         self._transfers_done: list[int] = []
         self._link_free_s = 0.0
+        self._plan_is_due = False
+        self._is_running = False
+        self._stopping = False
+        # Of the step or jump that runs: its quiet run, the place in it of its first step, its length, and its end.
+        self._run: QuietRun | None = None
+        self._first = 0
+        self._target = 1
+        self._arrivals_matter = True
+        self._end_event = Timed(clock)
+        self._life = self._live()
 
     # -- what comes in -----------------------------------------------------------------------------------------------
 
@@ -112,7 +111,7 @@ class Replica:
         refused = self._engine.refuse(request, now)
         if refused is None:
             self._arrivals.append((request, stop))
-            if self._plan is None:
+            if not self._is_running:
                 self._plan_soon()
             elif self._arrivals_matter:
                 self._cut(now)
@@ -125,21 +124,26 @@ class Replica:
     def abort(self, request_id: RequestId) -> None:
         """A client goes away now; the engine sees it at the next step boundary."""
         self._aborts.append(request_id)
-        if self._plan is None:
-            self._plan_soon()
-        else:
-            self._cut(self._clock.now)
+        self._came_in()
 
     def stop(self) -> None:
         """End at the first step boundary from now on."""
         self._stopping = True
-        if self._plan is None:
-            if self._plan_is_due:
-                self.last_boundary_s = self._clock.now
-                self._take_in(self._clock.now)
-            self._clock.end()
-        else:
+        now_s = self._clock.now
+        if self._is_running:
+            self._cut(now_s)
+            return
+        if self._plan_is_due:
+            self.last_boundary_s = now_s
+            self._take_in(now_s)
+        self._clock.end()
+
+    def _came_in(self) -> None:
+        """Something lies in the inbox that may change the next plan."""
+        if self._is_running:
             self._cut(self._clock.now)
+        else:
+            self._plan_soon()
 
     def _plan_soon(self) -> None:
         if not self._plan_is_due:
@@ -161,88 +165,85 @@ class Replica:
 
     def _on_plan(self, event: Event) -> None:
         self._plan_is_due = False
-        if self._plan is None and not self._stopping:
+        if not self._is_running and not self._stopping:
             self.last_boundary_s = now_s = self._clock.now
             self._take_in(now_s)
-            self._go_on(now_s)
+            next(self._life)
 
-    def _go_on(self, now_s: float) -> None:
-        """Run step after step, up to one during which something else happens. Until then nothing can come in."""
-        clock = self._clock
+    def _on_step_end(self, event: Event) -> None:
+        next(self._life, None)
+
+    def _live(self) -> Generator[None, None, None]:
+        """Plan, let the step or jump run, book it, and so on. This yields when something else happens before the step
+        ends, and when nothing can run."""
+        clock, engine, calendar, counts = self._clock, self._engine, self._calendar, self.counts
+        advance, curve, horizon = clock.advance, self._costs.decode_curve, engine.policy.horizon
+        run: QuietRun | None = None
+        first = knot = 0
         while True:
-            end_s = self._begin(now_s)
-            if end_s is None:
-                return
-            if not clock.advance(end_s):
+            start_s = self.last_boundary_s
+            plan = engine.plan(start_s)
+            if plan.rejected:
+                self._reject(plan.rejected, start_s)
+            if isinstance(plan, Idle):
+                run = None
+                self._wake(plan.wake_at_s)
+                yield
+                continue
+            counts.plans += 1
+            # One slice takes less time than the attributes of a tuple one by one.
+            step, num_seqs, num_tokens, context, max_context, decode, chunks, joins, _, leaves, preempted = plan[:11]
+            if joins or preempted:
+                calendar.apply(plan)
+            target, arrivals_matter = 1, True
+            if chunks or decode is not _ALL or plan.transfers:
+                run = None
+                end_s = start_s + self._duration_s(plan, start_s)
+            else:
+                counts.quiet_plans += 1
+                if run is None or first >= knot or leaves or joins:
+                    base_s, slope_s, knot = curve(num_seqs, num_tokens, context, max_context)
+                    run, first = _new_tuple(QuietRun, (start_s, base_s, slope_s, context, num_seqs)), 0
+                if self._skip_ahead:
+                    steps, arrivals_matter = horizon()
+                    target = calendar.steps_to_stop()
+                    if steps < target:
+                        target = steps + 1
+                    if knot - first < target:
+                        target = knot - first
+                end_s = run.end_s(first + target)
+            if advance(end_s):
+                answered = self._book(plan, run, step, first, target, end_s)
+                first += target
+                if not answered or clock.is_last_of_now():
+                    continue
+            else:
+                self._run, self._first, self._target, self._arrivals_matter = run, first, target, arrivals_matter
+                self._is_running = True
                 self._end_at(end_s)
-                return
-            if self._book(end_s, self._target) and not clock.is_last_of_now():
-                self._plan = None
-                self._plan_soon()
-                return
-            now_s = end_s
+                yield
+                first = self._book_waited(plan, run, step)
+                if self._stopping:
+                    break
+                if clock.is_last_of_now():
+                    self._take_in(clock.now)
+                    continue
+            self._plan_soon()
+            yield
+        self._take_in(clock.now)  # what came during the last step was offered: the record says it is unfinished
+        clock.end()
+
+    def _reject(self, rejected: Sequence[Finish], now_s: float) -> None:
+        for finish in rejected:
+            self._calendar.remove(finish.id)
+        self._on_end(rejected, now_s)
+
+    def _wake(self, time_s: float | None) -> None:
+        if time_s is not None:
+            self._clock.event_at(time_s, At.PLAN, self._on_plan)
 
     def _end_at(self, time_s: float) -> None:
         self._end_event = self._clock.event_at(time_s, _STEP_END, self._on_step_end)
-
-    def _on_step_end(self, event: Event) -> None:
-        """Book what ran until now, and plan as soon as all that happens now has happened."""
-        now_s = self._clock.now
-        if self._arrivals and not self._arrivals_matter and self._run is not None:
-            self._book_pieces(self._run)
-        self._book(now_s, self._target)
-        self._plan = None
-        if self._stopping:
-            self._take_in(now_s)  # what came during the last step was offered: the record says it is unfinished
-            self._clock.end()
-        elif self._clock.is_last_of_now():
-            self._take_in(now_s)
-            self._go_on(now_s)
-        else:
-            self._plan_soon()
-
-    def _begin(self, now_s: float) -> float | None:
-        """Plan and start the next step, or jump; returns when it ends, or None if there is nothing to run."""
-        plan = self._engine.plan(now_s)
-        if plan.rejected:
-            for finish in plan.rejected:
-                self._calendar.remove(finish.id)
-            self._on_end(plan.rejected, now_s)
-        if isinstance(plan, Idle):
-            self._plan = self._run = None
-            if plan.wake_at_s is not None:
-                self._clock.event_at(plan.wake_at_s, At.PLAN, self._on_plan)
-            return None
-        self._plan = plan
-        self.counts.plans += 1
-        # One slice takes less time than the attributes of a tuple one by one.
-        self._step, _, _, _, _, decode, chunks, joins, _, leaves, preempted, _, transfers = plan[:13]
-        if joins or preempted:
-            self._calendar.apply(plan)
-        if chunks or transfers or decode is not _ALL:
-            self._run, self._target, self._arrivals_matter = None, 1, True
-            return now_s + self._duration_s(plan, now_s)
-        self.counts.quiet_plans += 1
-        run, first = self._run, self._first
-        if run is None or first >= self._knot or leaves or joins:
-            run, first = self._start_run(plan, now_s), 0
-        if self._skip_ahead:
-            horizon, self._arrivals_matter = self._horizon()
-            target = self._calendar.steps_to_stop()
-            if horizon < target:
-                target = horizon + 1
-            if first + target > self._knot:
-                target = self._knot - first
-            self._target = target
-        return run.end_s(first + self._target)
-
-    def _start_run(self, plan: StepPlan, now_s: float) -> QuietRun:
-        """Set the anchor of a quiet run: its rows change with this plan, or the cost model reached a knot."""
-        _, num_seqs, num_tokens, context, max_context = plan[:5]
-        base_s, slope_s, self._knot = self._costs.decode_curve(num_seqs, num_tokens, context, max_context)
-        self._first = 0
-        self._run = run = _new_tuple(QuietRun, (now_s, base_s, slope_s, context, num_seqs))
-        return run
 
     def _duration_s(self, plan: StepPlan, now_s: float) -> float:
         """Blocking transfers one after the other, then the step; a plan that only preempts computes nothing."""
@@ -274,49 +275,46 @@ class Replica:
 
     def _on_transfer(self, key: int) -> None:
         self._transfers_done.append(key)
-        if self._plan is None:
-            self._plan_soon()
-        else:
-            self._cut(self._clock.now)
+        self._came_in()
 
     # -- boundaries --------------------------------------------------------------------------------------------------
 
-    def _book_pieces(self, run: QuietRun) -> None:
-        """Book the steps of a jump up to the last request that came in and changed nothing but the queue: the record
-        shows when each was queued."""
-        while self._arrivals:
-            end = self._first + self._target
-            cut = run.steps_until(self._arrivals[0][0].arrival_s, self._first + 1, end)
-            if cut >= end:
-                break
-            now_s = run.end_s(cut)
-            steps = cut - self._first
-            self._target -= steps
-            self._book(now_s, steps)
-            self._step += steps
-            while self._arrivals and self._arrivals[0][0].arrival_s <= now_s:
-                self._take_first(now_s)
-            self._engine.carry_on(now_s)
-
-    def _book(self, end_s: float, steps: int) -> bool:
-        """Book that many steps of the plan, from the last boundary to ``end_s``; True if clients got answers."""
-        plan, run = self._plan, self._run
-        assert plan is not None
+    def _book(
+        self, plan: StepPlan, run: QuietRun | None, step: int, first: int, steps: int, end_s: float
+    ) -> Sequence[Finish]:
+        """Book steps of a plan, from the last boundary to ``end_s``; ``step`` is the number of the first one, ``first``
+        its place in the run. Returns the requests whose clients were told that they ended."""
         if steps > 1:
-            self._skip(steps - 1)
+            self._engine.skip(steps - 1)
+        finished = self._calendar.complete(plan, steps)
         result = _new_tuple(StepResult, (
-            self._step, self.last_boundary_s, end_s, steps, self._calendar.complete(plan, steps), run, self._first,
-            None, NO_EMITTED, (), 0,
+            step, self.last_boundary_s, end_s, steps, finished, run, first, None, NO_EMITTED, (), 0
         ))  # fmt: skip
         self.last_boundary_s = end_s
         if run is not None:
-            self._first += steps
             self.counts.quiet_steps += steps
         ended = self._engine.complete(result)
-        if not ended:
-            return False
-        self._on_end(ended, end_s)
-        return True
+        if ended:
+            self._on_end(ended, end_s)
+        return ended
+
+    def _book_waited(self, plan: StepPlan, run: QuietRun | None, step: int) -> int:
+        """Book what ran until now, in pieces up to each request that came in and changed nothing but the queue, since
+        the record shows when it was queued. Returns how many steps of the run are booked."""
+        first, target = self._first, self._target
+        while run is not None and self._arrivals and not self._arrivals_matter:
+            cut = run.steps_until(self._arrivals[0][0].arrival_s, first + 1, first + target)
+            steps, now_s = cut - first, run.end_s(cut)
+            if steps == target:
+                break
+            self._book(plan, run, step, first, steps, now_s)
+            step, first, target = step + steps, cut, target - steps
+            while self._arrivals and self._arrivals[0][0].arrival_s <= now_s:
+                self._take_first(now_s)
+            self._engine.carry_on(now_s)
+        self._book(plan, run, step, first, target, self._clock.now)
+        self._is_running = False
+        return first + target
 
     def _take_in(self, now_s: float) -> None:
         """Hand over what came in by ``now_s``: ends of transfers, then aborts, then arrivals."""
