@@ -111,7 +111,7 @@ class RunWriter:
         self._close_log(outcome)
         metrics = self._metrics.result(Slo(slo.ttft_s, slo.itl_s, slo.tpot_s, slo.e2e_s))
         message = outcome.message or self._unserved(metrics)
-        notices = (*setup.notices, *self._out_of_range(metrics))
+        notices = self._with_range(setup.notices)
         notes = (*((message,) if message else ()), *notices)
         facts = self._facts(outcome, metrics, loop_cpu_s, started_s, notes)
         summary = build_summary(facts, metrics)
@@ -120,16 +120,13 @@ class RunWriter:
             (self._folder / "summary.json").write_text(to_json(summary), encoding="utf-8")
         return summary, metrics, message, notices
 
-    def _out_of_range(self, metrics: RunMetrics) -> tuple[str, ...]:
-        """How many steps the cost model was never measured for, if any."""
-        steps = self._extrapolated.steps
-        if not steps:
-            return ()
-        tokens, seqs, context = self._setup.costs.largest_step
-        return (
-            f"{steps:,} of {metrics.steps.count:,} steps are larger than the cost model was measured for "
-            f"({tokens:,} tokens, {seqs} sequences, or a mean context of {context:,})",
-        )
+    def _with_range(self, notices: tuple[str, ...]) -> tuple[str, ...]:
+        """With what was never measured: a warning goes first, a remark last."""
+        error = self._setup.costs.file.held_out.get("step")
+        notice = self._extrapolated.notice(error["median"] if error else None)
+        if notice.startswith("WARNING: "):
+            return (notice, *notices)
+        return (*notices, notice) if notice else notices
 
     def _unserved(self, metrics: RunMetrics) -> str:
         """Says so where every request was refused or did not fit; else ""."""
@@ -162,12 +159,17 @@ class RunWriter:
             num_gpu_blocks=kv.num_gpu_blocks,
             block_size=kv.block_size,
             cost_model=CostModelFacts(
-                costs.name, costs.version, costs.file.held_out.get("step"), self._extrapolated.steps
+                costs.name,
+                costs.version,
+                costs.file.held_out.get("step"),
+                self._extrapolated.steps,
+                self._extrapolated.shares(),
             ),
             delivery=parameters.delivery,
             cpu_s=loop_cpu_s,
             wall_s=time.monotonic() - started_s,
             status=outcome.status,
+            closed_loop=setup.workload.concurrency is not None,
             prefix_caching=kv.caches_prefixes,
             swap_exhausted=getattr(setup.policy, "swap_exhausted", 0),
             swapped_out_bytes=counts.swapped_out_bytes,

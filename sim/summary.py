@@ -15,12 +15,14 @@ SCHEMA = 1
 @dataclass(frozen=True)
 class CostModelFacts:
     """Which cost model timed the steps; ``error`` is its held-out error (None: not validated), and
-    ``extrapolated_steps`` counts the steps outside its valid range."""
+    ``extrapolated_steps`` counts the steps outside its valid range, and ``extrapolated_share`` is the share of the
+    steps beyond each limit: ``tokens``, ``sequences``, ``context`` (None: no steps)."""
 
     name: str
     version: int
     error: Mapping[str, float] | float | None = None
     extrapolated_steps: int = 0
+    extrapolated_share: Mapping[str, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,8 @@ class RunFacts:
     """What the record does not say about a run. ``config`` is the resolved configuration, in JSON types.
 
     ``plans`` are the plans after which decode-only steps followed, ``decode_only_steps`` those steps: their
-    ratio is the mean length of a quiet run. ``notes`` are assumptions a reader must know.
+    ratio is the mean length of a quiet run. A ``closed_loop`` has no rate that it could fail to keep up with, and so no
+    stability verdict. ``notes`` are assumptions a reader must know.
     """
 
     preset: str
@@ -44,6 +47,7 @@ class RunFacts:
     delivery: str = "step"
     side: str = "server-simulated"
     status: str = "completed"
+    closed_loop: bool = False
     prefix_caching: bool = False
     swap_exhausted: int = 0
     swapped_out_bytes: int = 0
@@ -57,7 +61,7 @@ class RunFacts:
 def build_summary(facts: RunFacts, metrics: RunMetrics) -> dict[str, Any]:
     """The summary in JSON types: counts always, statistics without samples and blocks that do not apply
     never."""
-    stable = metrics.stability
+    stable = None if facts.closed_loop else metrics.stability
     summary = {
         "schema": SCHEMA,
         **{name: getattr(facts, name) for name in ("side", "preset", "policy", "model", "hardware", "delivery")},

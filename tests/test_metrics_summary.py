@@ -9,11 +9,11 @@ import pytest
 
 from policies.core.request import Slo
 from sim.summary import CostModelFacts, RunFacts, build_summary, to_json
-from tests.records import metrics_sink, small_run
+from tests.records import REQUEST, metrics_sink, small_run
 
 FACTS = RunFacts(
     preset="vllm-0.11", policy="token-budget", model="llama-2-7b", hardware="a100-80gb",
-    config={"sim": {"seed": 0}}, num_gpu_blocks=100, block_size=4, cost_model=CostModelFacts("a100", 1),
+    config={"workload": {"seed": 0}}, num_gpu_blocks=100, block_size=4, cost_model=CostModelFacts("a100", 1),
     cpu_s=0.5, wall_s=0.75, decode_only_steps=12, plans=3,
 )  # fmt: skip
 
@@ -50,3 +50,17 @@ def test_the_summary_of_a_small_run() -> None:
 def test_prefix_hits_are_shown_where_there_is_a_cache() -> None:
     summary = build_summary(replace(FACTS, prefix_caching=True), small_run().result())
     assert summary["kv"]["prefix_hit_rate_new"] == 0.25
+
+
+def test_a_closed_loop_has_no_stability_verdict() -> None:
+    arrivals = [0.1 * number for number in range(200)]
+    metrics = metrics_sink()
+    metrics.requests([
+        REQUEST._replace(
+            id=number, arrival_s=at_s, first_scheduled_s=at_s, first_token_s=at_s + 0.1, finish_s=at_s + 0.2,
+            waited_s=0.0,
+        )
+        for number, at_s in enumerate(arrivals)
+    ])  # fmt: skip
+    assert build_summary(FACTS, metrics.result())["stability"]["stable"]
+    assert "stability" not in build_summary(replace(FACTS, closed_loop=True), metrics.result())

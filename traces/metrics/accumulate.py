@@ -137,7 +137,7 @@ class MetricsSink(RowsToColumns):
             throughput=self._throughput(requests, duration_s),
             latencies={**requests.latencies(), "itl_s": self._gaps.stats()},
             itl_is_exact=self._gaps.is_exact,
-            stability=stability(requests.arrival_s, ended_s),
+            stability=stability(requests.arrival_s, ended_s, requests.batch_s()),
             littles_law_error=self._littles_law_error(requests),
             goodput=goodput(requests, limits, duration_s)
             if limits and any(x is not None for x in limits)

@@ -56,6 +56,11 @@ class RequestColumns:
         result: Floats = (self.finish_s - self.first_token_s) / gaps
         return result
 
+    def batch_s(self) -> Floats:
+        """Time in the batch of each request that completed: without queueing and requeueing."""
+        spent: Floats = (self.finish_s - self.arrival_s - self.waited_s)[self.is_finished]
+        return spent
+
     def mean_context_tokens(self) -> float | None:
         """Mean context of an output token: prompt and earlier output of its request; None without tokens."""
         tokens = self.output_tokens.astype(np.float64)
