@@ -11,8 +11,15 @@ import pytest
 
 from policies.catalog import card, cards, model
 from policies.core.errors import CostFileError
-from sim.costs.describe import break_even_bytes_per_s, describe_cards, describe_hardware
+from sim.costs.describe import (
+    break_even_bytes_per_s,
+    describe_cards,
+    describe_hardware,
+    describe_models,
+    swap_choice,
+)
 from sim.costs.load import load_cost_model, shipped, shipped_path
+from tests.command import batchscope, own_csv, settings
 
 SHAPE = model("llama-2-7b")
 CARD = card("a100-80gb")
@@ -96,6 +103,41 @@ def test_hardware_shows_every_term_and_the_break_even() -> None:
     bandwidth = break_even_bytes_per_s(load_cost_model(SHAPE, CARD), 1000)
     assert f"{bandwidth / 1e9:.1f} GB/s" in text
     assert 13e9 < bandwidth < 18e9
+
+
+def test_hardware_says_how_runs_copy_and_who_wins_so() -> None:
+    text = describe_hardware(CARD, SHAPE)
+    assert "as vLLM copies it (4,032 pieces of 128 KiB, 10.9 GB/s), which runs use:" in text
+    assert "out and back 96.8 ms, recompute 70.2 ms: recompute wins; preemption_mode = auto decides by this" in text
+    assert "in bulk, which no run uses: 42.3 ms: swap would win (break-even 14.9 GB/s round trip)" in text
+    assert "error of the sum of measured operators, not of measured steps" in text
+
+
+@pytest.mark.parametrize("num_tokens", [16, 128, 512, 1008, 2000])
+def test_what_hardware_says_of_swapping_is_what_auto_does(num_tokens: int, tmp_path: Path) -> None:
+    # Two prompts fill the pool to the last block; decodes push the second request out.
+    trace = tmp_path / "two.csv"
+    trace.write_text(own_csv((0, num_tokens, 8), (0, num_tokens, 8)))
+    keys = {"preemption_mode": '"auto"', "watermark": 0.0, "num_gpu_blocks": 2 * num_tokens // 16}
+    options = settings(**{f"engine__{name}": value for name, value in keys.items()})
+    done = batchscope("run", "--trace", trace, "--policy", "vllm-0.6", *options, "--json").summary["preemptions"]
+    choice = swap_choice(load_cost_model(SHAPE, CARD), num_tokens, 16)
+    assert {mode for mode in ("recompute", "swap") if done[mode]} == {choice.winner}
+
+
+def test_auto_has_lengths_for_both_sides() -> None:
+    costs = load_cost_model(SHAPE, CARD)
+    assert {swap_choice(costs, num_tokens, 16).winner for num_tokens in (128, 1008)} == {"swap", "recompute"}
+
+
+def test_lists_say_which_pairs_have_a_cost_file() -> None:
+    by_card = {line.split()[0]: line for line in describe_cards().splitlines()}
+    by_model = {line.split()[0]: line for line in describe_models().splitlines()}
+    assert by_card.pop("card").split()[-4:] == ["cost", "file", "for", "source"]
+    assert by_model.pop("model").endswith("cost file")
+    assert [name for name, line in by_card.items() if "llama-2-7b" in line] == ["a100-80gb"]
+    assert {name for name, line in by_model.items() if line.endswith(" no")} == by_model.keys() - {"llama-2-7b"}
+    assert by_model["llama-2-7b"].endswith(" yes, on a100-80gb")
 
 
 def test_hardware_says_what_a_pair_lacks() -> None:

@@ -65,3 +65,37 @@ def test_a_run_beyond_the_measured_128_sequences_says_so(
     # One step computes the prompts and the first token of each, two decode the other tokens.
     assert summary["steps"]["count"] == 3
     assert summary["cost_model"]["extrapolated_steps"] == outside
+
+
+def test_shares_by_limit_and_a_warning_above_five_percent() -> None:
+    sink = ExtrapolationSink(Range())
+    assert (sink.shares(), sink.notice(0.007)) == (None, "")
+    Columns(sink).steps([LARGEST] * 3)
+    assert sink.notice(0.007) == ""
+    Columns(sink).steps([QUIET._replace(num_seqs=16), LARGEST._replace(num_tokens=200, num_seqs=9)])
+    Columns(sink).steps([LARGEST._replace(sum_context=480)])
+    assert sink.shares() == {"tokens": 1 / 10, "sequences": 6 / 10, "context": 1 / 10}
+    assert sink.notice(0.007) == (
+        "WARNING: 70 % of the steps are outside the measured range (tokens of a step up to 200, measured to 100; "
+        "sequences up to 16, measured to 8; mean context up to 60, measured to 50); "
+        "the 0.7 % error does not apply to them"
+    )
+
+
+@pytest.mark.parametrize(("inside", "warns"), [(19, False), (18, True)])
+def test_five_percent_are_a_remark_and_more_a_warning(inside: int, warns: bool) -> None:
+    sink = ExtrapolationSink(Range())
+    Columns(sink).steps([LARGEST] * inside + [LARGEST._replace(num_seqs=9)])
+    assert sink.notice(None).startswith("WARNING: ") is warns
+
+
+def test_a_warning_comes_before_all_other_notes(tmp_path: Path) -> None:
+    trace = tmp_path / "burst.csv"
+    trace.write_text(own_csv(*[(0, 1, 3)] * 256))
+    summary = batchscope("run", "--trace", trace, "--json").summary
+    assert summary["cost_model"]["extrapolated_share"] == {"tokens": 0, "sequences": 2 / 3, "context": 0}
+    assert summary["notes"][0] == (
+        "WARNING: 67 % of the steps are outside the measured range (sequences up to 256, measured to 128); "
+        "the 0.7 % error does not apply to them"
+    )
+    assert len(summary["notes"]) > 1

@@ -9,24 +9,42 @@ from sim.cli.group import verb_group
 
 @verb_group()
 def hardware() -> None:
-    """List cards; print every term of one card's costs and KV pool."""
+    """List cards and models; print every term of one card's costs and KV pool."""
 
 
-@hardware.command("list")
+@hardware.command("list", short_help="Cards and models, and which pairs have a cost file.")
 def list_cards() -> None:
-    """All cards of the catalog with the figures of their data sheets."""
-    from sim.costs.describe import describe_cards
+    """All cards of the catalog with the figures of their data sheets, all models, and which pairs have a cost file."""
+    from sim.costs.describe import describe_cards, describe_models
 
-    click.echo(describe_cards())
+    click.echo(f"{describe_cards()}\n\n{describe_models()}")
 
 
-@hardware.command("show")
+@hardware.command("show", short_help="KV pool, terms of a step, floor and swap of one card.")
 @click.argument("name")
 @click.option("--model", default="llama-2-7b", show_default=True, help="Model of the catalog.")
 @click.option("--cost-model", default="calibrated", show_default=True, help="'calibrated' or a cost FILE.")
-@click.option("--max-num-batched-tokens", default=2048, show_default=True, type=click.IntRange(1))
-@click.option("--max-num-seqs", default=256, show_default=True, type=click.IntRange(1))
-@click.option("--gpu-memory-utilization", default=0.9, show_default=True, type=click.FloatRange(0, 1, min_open=True))
+@click.option(
+    "--max-num-batched-tokens",
+    default=2048,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Tokens of the widest step; sets activation memory.",
+)
+@click.option(
+    "--max-num-seqs",
+    default=256,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Most sequences of a step; sets activation memory.",
+)
+@click.option(
+    "--gpu-memory-utilization",
+    default=0.9,
+    show_default=True,
+    type=click.FloatRange(0, 1, min_open=True),
+    help="Part of the card's memory that the engine may use.",
+)
 def show(
     name: str,
     model: str,
