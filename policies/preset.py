@@ -34,7 +34,8 @@ class Preset(NamedTuple):
     ``token`` slots, or such slots in a ``radix`` tree. ``refuses_small_pool``: faithful, it refuses a pool
     smaller than one longest request, as those that check their parameters like vLLM do. ``host`` names measured
     host terms of a step; None: no host term is added. ``recorded_as`` are system, engine and version in decision
-    logs of that engine, if there are recorded ones to hold a run against.
+    logs of that engine, if there are recorded ones to hold a run against. ``defaults_of``: whose defaults they are,
+    where one system has several.
     """
 
     name: str
@@ -57,3 +58,4 @@ class Preset(NamedTuple):
     guarded: tuple[str, ...] = ()
     host: str | None = None
     recorded_as: tuple[str, str, str] | None = None
+    defaults_of: str | None = None

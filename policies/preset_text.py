@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
 
-from policies.preset_table import PRESETS, Preset, Rule, Value
+from policies.core.errors import closest
+from policies.preset_table import POOL_BLOCK_SIZE, PRESETS, Preset, Rule, Value
 
 _WIDTH = 100
 _BLOCKS = {
@@ -18,23 +20,33 @@ _DELIVERY = {
     "step": "each token at the end of its step",
     "batch_end": "all answers of a batch together, when its last request ends",
 }
+_POOL = 500
+"""Blocks in the example of what ``num_gpu_blocks`` counts."""
+
+_ALLOWED: Mapping[str, str] = {
+    "preemption_mode": "recompute, swap, auto",
+    "scheduling": "fcfs, lpm, dfs-weight, lof",
+    "watermark": "at least 0, below 1",
+}
+"""Values of keys that take few; switches take true and false."""
 
 
 def describe(preset: Preset) -> str:
     """What a preset stands for, its defaults, what is modelled and what is not, and its guarded endings."""
-    classes = ", ".join(filter(None, (preset.policy, preset.chunked_policy)))
     facts = [
         ("system", f"{preset.system}, {preset.version}"),
         ("source", preset.source),
-        ("policy", classes),
+        *_classes(preset),
         ("KV memory", _BLOCKS[preset.blocks] + (", block 0 unused" if preset.null_block else "")),
+        *_pool(preset),
         ("delivery", _DELIVERY[preset.delivery]),
         ("host term", preset.host or "none"),
     ]
     width = max(len(label) for label, _ in facts)
     lines = [f"{preset.name}: {preset.summary}", ""]
     lines += [f"  {label:<{width}}  {text}" for label, text in facts]
-    lines += ["", "  Defaults, each an engine key of RUN.toml (--set engine.KEY=VALUE):"]
+    whose = f", of {preset.defaults_of}" if preset.defaults_of else ""
+    lines += ["", f"  Defaults{whose}, each an engine key of RUN.toml (--set engine.KEY=VALUE):"]
     lines += _defaults(preset)
     lines += _listed("Modelled:", preset.modelled)
     lines += _listed("Not modelled or assumed:", preset.left_out)
@@ -45,16 +57,95 @@ def describe(preset: Preset) -> str:
 
 
 def describe_all() -> str:
-    """One line a preset: name, system and version, what it does."""
-    rows = [(preset.name, f"{preset.system} {preset.version}", preset.summary) for preset in PRESETS.values()]
-    name_width, system_width = (max(len(row[column]) for row in rows) for column in (0, 1))
-    return "\n".join(f"{row[0]:<{name_width}}  {row[1]:<{system_width}}  {row[2]}" for row in rows)
+    """One line a preset under the name of its system: name, version, what it does."""
+    header = ("preset", "version", "what it does")
+    rows = [(preset.system, (preset.name, preset.version, preset.summary)) for preset in PRESETS.values()]
+    columns = [header, *(cells for _, cells in rows)]
+    name_width, version_width = (max(len(cells[place]) for cells in columns) for place in (0, 1))
+
+    def line(cells: tuple[str, str, str]) -> str:
+        return f"  {cells[0]:<{name_width}}  {cells[1]:<{version_width}}  {cells[2]}"
+
+    lines = [line(header)]
+    for system, group in groupby(rows, key=lambda row: row[0]):
+        lines += [system, *(line(cells) for _, cells in group)]
+    return "\n".join(lines)
+
+
+def to_dict(preset: Preset) -> dict[str, object]:
+    """What ``describe`` says, in JSON types; a default that depends on the model or the card is its rule in words
+    under ``rule``."""
+    defaults: dict[str, object] = {"max_model_len": {"rule": "the model's"}}
+    for key, default in preset.defaults.items():
+        entry: dict[str, object] = {"rule": default.text} if isinstance(default, Rule) else {"value": default}
+        defaults[key] = entry | ({"allowed": _ALLOWED[key]} if key in _ALLOWED else {})
+    return {
+        "name": preset.name,
+        "system": preset.system,
+        "version": preset.version,
+        "summary": preset.summary,
+        "source": preset.source,
+        "policy": preset.policy,
+        "chunked_policy": preset.chunked_policy,
+        "kv_memory": preset.blocks,
+        "delivery": preset.delivery,
+        "host": preset.host,
+        "defaults": defaults,
+        "modelled": list(preset.modelled),
+        "left_out": list(preset.left_out),
+        "guarded": list(preset.guarded),
+    }
+
+
+def unknown(name: str, words: str) -> str:
+    """What to tell of a ``name`` that is no preset, as the end of a sentence.
+
+    The presets that begin with it, newest first; else the closest name; else all names. ``words`` say what it is not.
+    """
+    of_it = newest_first(known for known in PRESETS if name and known.startswith(name))
+    if of_it:
+        return f"{words}; those that begin so, newest first: {', '.join(of_it)}"
+    return words + (closest(name, PRESETS) or f"; known: {', '.join(PRESETS)}")
+
+
+def newest_first(names: Iterable[str]) -> list[str]:
+    """By the first dotted version in each name, largest first; equal ones, and those without, as they were."""
+    return sorted(names, key=_version, reverse=True)
+
+
+def _version(name: str) -> tuple[int, ...]:
+    import re  # only a wrong name pays for it
+
+    found = re.search(r"\d+(\.\d+)+", name)
+    return tuple(map(int, found[0].split("."))) if found else ()
+
+
+def _classes(preset: Preset) -> list[tuple[str, str]]:
+    if preset.chunked_policy is None:
+        return [("policy", preset.policy)]
+    return [
+        ("policy", f"{preset.policy} without chunked prefill"),
+        ("", f"{preset.chunked_policy} with chunked prefill (enable_chunked_prefill)"),
+    ]
+
+
+def _pool(preset: Preset) -> list[tuple[str, str]]:
+    """What ``num_gpu_blocks`` counts where the policy's own blocks are others."""
+    if preset.blocks not in ("slot", "token", "radix"):
+        return []
+    tokens = _POOL * POOL_BLOCK_SIZE
+    what = f"{tokens:,} slots"
+    if preset.blocks == "slot":
+        what = f"{tokens:,} tokens, which is {tokens:,} / max_model_len whole slots"
+    text = f"engine.num_gpu_blocks counts blocks of {POOL_BLOCK_SIZE} tokens:"
+    return [("", f"{text} {_POOL} blocks of {POOL_BLOCK_SIZE} tokens = {what}")]
 
 
 def _defaults(preset: Preset) -> list[str]:
     rows: dict[str, str] = {"max_model_len": "the model's"}
     for key, default in preset.defaults.items():
-        rows[key] = default.text if isinstance(default, Rule) else _text(key, default)
+        text = default.text if isinstance(default, Rule) else _text(key, default)
+        rows[key] = f"{text}  (allowed: {_ALLOWED[key]})" if key in _ALLOWED else text
     width = max(map(len, rows))
     from textwrap import wrap
 

@@ -59,6 +59,9 @@ _DEFAULTS_033: Mapping[str, Value | Rule] = {
     "scheduler_reserve_full_isl": True,
     "watermark": 0.0,
 }
+_DEFAULTS_OF = "the API server"
+"""vLLM V1 takes larger ones when its LLM class is used offline."""
+
 _MODELLED = "running requests first, then waiting ones, from one budget; block 0 unused"
 _MODELLED_011 = (f"{_MODELLED}; no watermark", "prefix cache by blocks, its eviction order included")
 _MODELLED_033 = (
@@ -109,6 +112,7 @@ def _v011(name: str, summary: str, policy: str, *modelled: str, order: str = "fc
         left_out=_LEFT_OUT_011,
         guarded=(f"{_OUTGROWN}; the engine starts it over for ever", _NEVER_FITS),
         recorded_as=("vllm", "v1", "0.11.2"),
+        defaults_of=_DEFAULTS_OF,
     )
 
 
@@ -129,6 +133,7 @@ def _v033(name: str, summary: str, *modelled: str, order: str = "fcfs") -> Prese
         left_out=_LEFT_OUT_033,
         guarded=(f"{_OUTGROWN}; the engine never admits it, or anybody behind it, again", _NEVER_FITS),
         recorded_as=("vllm", "v1", "0.33.0"),
+        defaults_of=_DEFAULTS_OF,
     )
 
 

@@ -11,7 +11,7 @@ from policies.core.kv import KvManager
 from policies.core.protocols import Policy, Services
 from policies.custom import construct, load_builtin, load_custom
 from policies.preset_table import POOL_BLOCK_SIZE, PRESETS, Preset, Rule, Value
-from policies.preset_text import describe, describe_all
+from policies.preset_text import describe, describe_all, to_dict, unknown
 
 if TYPE_CHECKING:
     from policies.catalog import Card
@@ -27,6 +27,7 @@ __all__ = [
     "preset",
     "presets",
     "resolve",
+    "to_dict",
 ]
 
 _NOT_OF_A_POLICY = frozenset({"preset", "policy", "num_gpu_blocks", "gpu_memory_utilization"})
@@ -49,8 +50,7 @@ def preset(name: str) -> Preset:
     try:
         return PRESETS[name]
     except KeyError:
-        hint = closest(name, PRESETS) or f"; known: {', '.join(PRESETS)}"
-        raise CatalogError(f"engine.preset = '{name}': unknown preset{hint}") from None
+        raise CatalogError(f"engine.preset = '{name}': {unknown(name, 'unknown preset')}") from None
 
 
 def presets() -> tuple[Preset, ...]:
@@ -70,8 +70,7 @@ def choose(preset_name: str, policy: str | None) -> tuple[Preset, str | None]:
         return PRESETS[policy], None
     if ".py:" in policy:
         return preset(preset_name), policy
-    hint = closest(policy, PRESETS) or f"; known: {', '.join(PRESETS)}"
-    raise CatalogError(f"engine.policy = '{policy}': neither a preset nor FILE.py:CLASS{hint}")
+    raise CatalogError(f"engine.policy = '{policy}': {unknown(policy, 'neither a preset nor FILE.py:CLASS')}")
 
 
 class Parameters(NamedTuple):

@@ -151,7 +151,7 @@ def test_a_folder_without_the_right_to_write() -> None:
         ),
         (("run", "a.toml", "b.toml"), "Got unexpected extra argument (b.toml); see 'batchscope run --help'"),
         (("policies", "show"), "Missing argument 'NAME'; see 'batchscope policies show --help'"),
-        (("policies", "show", "vllm"), "engine.preset = 'vllm': unknown preset; did you mean 'vllm-0.6'?"),
+        (("policies", "show", "vllm-06"), "engine.preset = 'vllm-06': unknown preset; did you mean 'vllm-0.6'?"),
         (("policies", "conform"), "Missing argument 'LOG...'; see 'batchscope policies conform --help'"),
         (
             ("policies", "conform", "none.jsonl"),

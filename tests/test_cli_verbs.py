@@ -110,14 +110,30 @@ def test_demo_as_json_and_its_order() -> None:
 
 
 def test_policies_list_and_show_every_preset() -> None:
-    listed = batchscope("policies", "list").stdout.splitlines()
-    assert [line.split()[0] for line in listed] == [preset.name for preset in presets()]
+    listed = batchscope("policies", "list").stdout.splitlines()[1:]
+    assert [line.split()[0] for line in listed if line.startswith("  ")] == [preset.name for preset in presets()]
+    as_json = json.loads(batchscope("policies", "list", "--json").stdout)
+    assert [entry["name"] for entry in as_json] == [preset.name for preset in presets()]
     for preset in presets():
         shown = batchscope("policies", "show", preset.name)
         assert shown.exit_code == 0
         assert shown.stdout.startswith(f"{preset.name}: ")
         for key in preset.defaults:
             assert f"    {key} " in shown.stdout
+        assert json.loads(batchscope("policies", "show", preset.name, "--json").stdout) in as_json
+
+
+def test_short_helps_of_verbs_are_whole_and_every_option_has_help() -> None:
+    import click
+
+    from sim.cli.hardware import hardware
+    from sim.cli.policies import policies
+
+    for group in (policies, hardware):
+        assert "..." not in batchscope(str(group.name), "--help").stdout.replace("[ARGS]...", "")
+        for command in group.commands.values():
+            options = [option for option in command.params if isinstance(option, click.Option)]
+            assert all(option.help for option in options), command.name
 
 
 def test_conform_counts_steps_and_shows_the_first_difference(tmp_path: Path) -> None:
@@ -141,7 +157,9 @@ def test_conform_counts_steps_and_shows_the_first_difference(tmp_path: Path) -> 
 
 
 def test_hardware_lists_cards_and_prints_every_term_of_the_pool() -> None:
-    assert "a100-80gb " in batchscope("hardware", "list").stdout
+    listed = batchscope("hardware", "list").stdout
+    assert "a100-80gb " in listed
+    assert "llama-3-8b " in listed
     shown = batchscope("hardware", "show", "a100-80gb").stdout
     for term in ("usable memory", "- weights", "- activations", "- reserve", "= left for KV"):
         assert term in shown

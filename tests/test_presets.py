@@ -75,7 +75,7 @@ def test_names() -> None:
 
 def test_an_unknown_preset_gets_the_closest_name() -> None:
     with pytest.raises(CatalogError, match=r"did you mean 'vllm-0\.11'"):
-        preset("vllm-0.1")
+        preset("vlm-0.11")
     with pytest.raises(CatalogError, match=r"known: vllm-0\.11, vllm-0\.11-priority"):
         preset("zzz")
 
@@ -458,6 +458,44 @@ def test_a_description_names_every_parameter_and_its_source(name: str) -> None:
     assert text.startswith(f"{name}: {chosen.summary}\n")
 
 
-def test_the_list_has_one_line_a_preset() -> None:
-    lines = describe_all().splitlines()
-    assert [line.split()[0] for line in lines] == NAMES
+def test_the_list_has_a_header_and_one_line_a_preset_under_its_system() -> None:
+    header, *lines = describe_all().splitlines()
+    assert header.split() == ["preset", "version", "what", "it", "does"]
+    assert [line.split()[0] for line in lines if line.startswith("  ")] == NAMES
+    systems = [line for line in lines if not line.startswith("  ")]
+    assert sorted(systems) == sorted({preset(name).system for name in NAMES})
+    under = ""
+    for line in lines:
+        under = line if not line.startswith("  ") else under
+        assert line == under or preset(line.split()[0]).system == under
+
+
+def test_a_description_says_which_class_runs_when_and_what_keys_take() -> None:
+    text = describe(preset("vllm-0.6"))
+    assert "policies.systems.paged:Paged without chunked prefill\n" in text
+    assert "policies.systems.paged_chunked:PagedChunked with chunked prefill (enable_chunked_prefill)\n" in text
+    assert "recompute  (allowed: recompute, swap, auto)\n" in text
+    assert "Defaults, of the API server, each an engine key" in describe(preset("vllm-0.11"))
+
+
+@pytest.mark.parametrize("name", ["orca-oracle", "sglang-0.4.9", "ft-static"])
+def test_a_description_says_what_num_gpu_blocks_counts(name: str) -> None:
+    assert "500 blocks of 16 tokens = 8,000 " in describe(preset(name))
+    assert "500 blocks" not in describe(preset("vllm-0.6"))
+
+
+def test_the_allowed_orders_of_sglang_are_the_policys() -> None:
+    from policies.systems.sglang import SCHEDULING
+
+    assert f"(allowed: {', '.join(SCHEDULING)})" in describe(preset("sglang-0.4.9"))
+
+
+def test_a_beginning_lists_what_begins_so_newest_first() -> None:
+    begun = (
+        "those that begin so, newest first: vllm-0.33, vllm-0.33-priority, vllm-0.11, vllm-0.11-priority, vllm-0.6,"
+        " vllm-0.6-chunked, vllm-0.6-swap, vllm-0.6-priority, vllm-0.2.7, vllm-0.2.7-swap"
+    )
+    with pytest.raises(CatalogError, match=f"^engine.policy = 'vllm': neither .*; {begun}$"):
+        choose("vllm-0.11", "vllm")
+    with pytest.raises(CatalogError, match=f"^engine.preset = 'vllm': unknown preset; {begun}$"):
+        preset("vllm")
