@@ -60,7 +60,7 @@ class _World:
         self.in_flight: deque[StepPlan] = deque()
         self.rejected: dict[int, tuple[Finish, ...]] = {}
         self.calendar = StopCalendar()
-        self.max_model_len = max_model_len
+        self.max_total_tokens = max_model_len + policy.tokens_past_length
         self.show_blocks = show_blocks
 
     def _name(self, number: int) -> str:
@@ -79,7 +79,7 @@ class _World:
         request = Request(number, self.writer.t, *limits, segments=segments)
         self.names.append(name)
         if self.engine.add(request, self.writer.t) is None:
-            self.calendar.add(request.id, stop_of(request, int(output), self.max_model_len))
+            self.calendar.add(request.id, stop_of(request, int(output), self.max_total_tokens))
 
     def abort(self, name: str) -> None:
         request_id = self.names.index(name)

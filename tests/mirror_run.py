@@ -162,7 +162,8 @@ class MirrorRun:
         item = self.items[number]
         segments, prompt = self._content(number)
         request = Request(number, float(self._time), prompt, item.max_tokens, segments=segments)
-        stop = stop_of(request, item.output_tokens, self.size.max_model_len)
+        max_total_tokens = self.size.max_model_len + self.policy.tokens_past_length
+        stop = stop_of(request, item.output_tokens, max_total_tokens)
         refused = self.engine.add(request, float(self._time))
         if refused is not None:
             assert refused.reason == "prompt_too_long"

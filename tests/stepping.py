@@ -60,14 +60,14 @@ class Stepper:
         self.time = 0
         self.useful = 0
         self.slot_steps = 0
-        self._max_model_len = max_model_len
+        self._max_total_tokens = max_model_len + policy.tokens_past_length
 
     def arrive(self, *lengths: tuple[int, int, int]) -> None:
         """Requests ``(id, prompt tokens, output tokens)`` come in now."""
         for request_id, prompt, output in lengths:
             request = Request(request_id, float(self.time), prompt, output)
             if self.engine.add(request, float(self.time)) is None:
-                self.calendar.add(request_id, stop_of(request, output, self._max_model_len))
+                self.calendar.add(request_id, stop_of(request, output, self._max_total_tokens))
 
     def abort(self, request_id: int) -> Finish:
         """The client of a request goes away now."""

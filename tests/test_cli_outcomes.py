@@ -62,7 +62,7 @@ def test_an_unsorted_file_gives_what_a_sorted_one_gives() -> None:
 @pytest.mark.parametrize("policy", PAGED)
 def test_what_model_and_pool_cannot_take_is_counted(policy: str) -> None:
     # Fits; prompt beyond the model; prompt beyond the pool; prompt fits, prompt and output outgrow the pool; fits.
-    rows = [(0, 50, 20), (1, 4096, 5), (2, 500, 5), (3, 300, 40), (4, 50, 20)]
+    rows = [(0, 50, 20), (1, 4097, 5), (2, 500, 5), (3, 300, 40), (4, 50, 20)]
     Path("own.csv").write_text(own_csv(*rows))
     ended = batchscope("run", *TRACE, "--policy", policy, "--json", *settings(engine__num_gpu_blocks=20))
     assert (ended.exit_code, ended.stderr) == (0, "")

@@ -15,6 +15,7 @@ from policies.core.errors import ConfigError
 from policies.core.kv import KvManager
 from policies.core.plan import Chunk, Horizon
 from policies.core.request import Request
+from policies.core.stops import stop_of
 from policies.systems.paged import Paged
 from tests.decision_tables import check_script
 
@@ -180,9 +181,9 @@ def test_impossible_requests_are_dropped_when_their_turn_comes() -> None:
         paged(10, watermark=0.1),
         """
         +A 37/1
-        +B 64/1
+        +B 65/1
         +C 8/2
-        # 37 tokens need 10 blocks, 9 may be used; 64 tokens leave no room for output.
+        # 37 tokens need 10 blocks, 9 may be used; 65 tokens are more than the model takes.
         0 | C:8@0* | 8 | - | C | - | A=kv_capacity:0, B=prompt_too_long:0
         +D 40/1
         1 | C:1@8* | 7 | - | - | - | D=kv_capacity:0, done C   # dropping alone is no prefill step
@@ -190,6 +191,30 @@ def test_impossible_requests_are_dropped_when_their_turn_comes() -> None:
         2 | idle | E=kv_capacity:0
         """,
     )
+
+
+def test_a_prompt_as_long_as_the_model_takes_makes_one_token() -> None:
+    """It ends with the token that exceeds the length, for which nothing is computed and no block is needed. One token
+    shorter it makes two: the first of them is the last that the model can read."""
+    check(
+        paged(32),
+        """
+        +A 64/5
+        +B 63/5
+        +C 65/5
+        +D 63/1
+        0 | A:64@0* | 16 | B C D | - | - | done A
+        1 | B:63@0* | 16 | D | B | - | C=prompt_too_long:0
+        2 | D:63@0* | 0 | - | B | - | done D
+        3 | B:1@63* | 16 | - | - | - | done B
+        """,
+    )
+
+
+def test_it_stops_by_its_length_unless_one_token_was_all_it_wanted() -> None:
+    for prompt, output, stop in ((64, 5, (1, "length")), (63, 5, (2, "length")), (64, 1, (1, "stop"))):
+        request = Request(0, 0.0, prompt, output)
+        assert stop_of(request, output, MAX_MODEL_LEN + Paged.tokens_past_length) == stop
 
 
 def test_max_num_seqs_counts_running_requests() -> None:

@@ -44,10 +44,12 @@ class Variant(NamedTuple):
         return bool(self.overrides.get("enable_prefix_caching", False))
 
     @property
-    def waits_for_a_batch(self) -> bool:
-        """True if the engine may sleep while a request waits, for more to come."""
-        waits = {**preset(self.preset).defaults, **self.overrides}
-        return bool(waits.get("batch_wait_timeout_s", 0))
+    def batch_window_s(self) -> float:
+        """For how long the engine may sleep while a request waits for more to come."""
+        settings = {**preset(self.preset).defaults, **self.overrides}
+        window_s = settings.get("batch_wait_timeout_s", 0.0)
+        assert isinstance(window_s, int | float)
+        return window_s
 
     def build(self, size: Size, services: Services) -> Policy:
         """The policy with memory of that size."""

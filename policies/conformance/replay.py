@@ -111,7 +111,8 @@ def _drive(log: DecisionLog, engine: Engine, writer: DecisionWriter) -> None:
         while arrivals and arrivals[0].arrival_step <= t:
             logged = arrivals.popleft()
             if engine.add(logged.request, t) is None:
-                stop = stop_of(logged.request, logged.output_len, max_model_len(log))
+                max_total_tokens = max_model_len(log) + engine.policy.tokens_past_length
+                stop = stop_of(logged.request, logged.output_len, max_total_tokens)
                 calendar.add(logged.request.id, stop)
         while aborts and aborts[0][0] <= t:
             request_id = aborts.popleft()[1]

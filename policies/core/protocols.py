@@ -80,6 +80,10 @@ class Policy(ABC):
     """Plans that this engine makes before it knows the result of the first of them. With 2 it schedules one step
     ahead: results come one plan late, and rows that have left meanwhile get nothing from them."""
 
+    tokens_past_length = 0
+    """Tokens by which prompt and output together may exceed ``max_model_len``. With 1 a request stops when it has more
+    than that many, which costs no memory: its last token is never computed."""
+
     def refusal(self, request: Request) -> str | None:
         """Why this engine refuses a request at its door, if it does; depends on the request alone."""
         return None

@@ -21,10 +21,10 @@ class Stop(NamedTuple):
     reason: str
 
 
-def stop_of(request: Request, output_tokens: int, max_model_len: int) -> Stop:
-    """``stop`` when the request makes all its ``output_tokens``; ``length`` when ``max_tokens`` or the model's length
-    cuts it before."""
-    limit = min(request.max_tokens, max_model_len - request.prompt_tokens)
+def stop_of(request: Request, output_tokens: int, max_total_tokens: int) -> Stop:
+    """``stop`` when the request makes all its ``output_tokens``; ``length`` when ``max_tokens`` or the most tokens that
+    it may have (``max_model_len`` and the policy's ``tokens_past_length``) cut it before."""
+    limit = min(request.max_tokens, max_total_tokens - request.prompt_tokens)
     if output_tokens <= limit:
         return _new_tuple(Stop, (output_tokens, "stop"))
     return _new_tuple(Stop, (limit, "length"))
@@ -84,7 +84,8 @@ class StopCalendar:
     def complete(self, plan: StepPlan, steps: int, later: Collection[StepPlan] = ()) -> tuple[Finish, ...]:
         """Book ``steps`` steps of a plan; the requests that stop at the end of the last one.
 
-        ``later`` are the plans in flight behind it: prompts that leave with one of them emit nothing.
+        ``later`` are the plans in flight behind it: prompts that leave with one of them, and those of requests that
+        are not known any more, emit nothing.
         """
         finished: tuple[Finish, ...] = ()
         decode = plan.decode
@@ -116,7 +117,7 @@ class StopCalendar:
         """The first tokens of completed prompts."""
         finished = []
         for request_id, _, _, emits in chunks:
-            if emits:
+            if emits and request_id in self._stops:
                 left = self._tokens_left(request_id) - 1
                 if left:
                     self._enter(request_id, left)

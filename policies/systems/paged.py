@@ -46,6 +46,7 @@ class Paged(BatchingPolicy):
     waits for ever.
     """
 
+    tokens_past_length = 1
     drops_in_a_step_of_its_own = False
     """A pass that drops waiting requests and starts none is an empty step; else the decodes run in it."""
 
@@ -207,9 +208,9 @@ class Paged(BatchingPolicy):
         return row.num_tokens
 
     def _is_too_long(self, row: Row, count: int) -> bool:
-        """True for more than a step or the model takes, and for a prompt that leaves no room for output."""
+        """True for more than a step or the model takes; a prompt as long as the model takes makes one token."""
         limit = min(self.max_model_len, self.max_num_batched_tokens)
-        return count > limit or row.prompt_tokens >= self.max_model_len
+        return count > limit or row.prompt_tokens > self.max_model_len
 
     def _obstacle(self, count: int, num_blocks: int) -> str:
         """What keeps ``count`` tokens and ``num_blocks`` blocks out of this step; empty if nothing.

@@ -39,6 +39,7 @@ class Clients:
         entrance: Entrance,
         *,
         max_model_len: int,
+        tokens_past_length: int = 0,
         reject_over_length: bool = False,
     ) -> None:
         self.offered = 0
@@ -46,6 +47,7 @@ class Clients:
         self.on_answer: Callable[[RequestId, float], None] = lambda request_id, now_s: None
         self._clock, self._entrance = clock, entrance
         self._max_model_len = max_model_len
+        self._max_total_tokens = max_model_len + tokens_past_length
         self._reject_over_length = reject_over_length
 
     def send(self, number: int, row: TraceRow, now_s: float) -> None:
@@ -55,7 +57,7 @@ class Clients:
             limit = output_tokens
         request = _new_tuple(Request, (number, now_s, prompt_tokens, limit, priority, client_id, None, segments))
         self.offered += 1
-        stop = stop_of(request, output_tokens, self._max_model_len)
+        stop = stop_of(request, output_tokens, self._max_total_tokens)
         self.unanswered[number] = stop[0]
         if self._reject_over_length and prompt_tokens + output_tokens > self._max_model_len:
             refused: Finish | None = self._entrance.turn_away(request, "over_length")

@@ -55,7 +55,11 @@ class World:
             self.clock, engine, costs, self._on_end, link=link or SwapLink(), skip_ahead=skip_ahead
         )
         self.clients = Clients(
-            self.clock, self.replica, max_model_len=max_model_len, reject_over_length=reject_over_length
+            self.clock,
+            self.replica,
+            max_model_len=max_model_len,
+            tokens_past_length=engine.policy.tokens_past_length,
+            reject_over_length=reject_over_length,
         )
         self._interrupted = False
         self._ended = 0

@@ -76,18 +76,23 @@ class Tape(RowsToColumns):
             before_s = float(ends_s[-1])
 
 
-def littles_law_error(tape: Tape) -> float | None:
+def littles_law_error(tape: Tape, *, may_idle: bool = False) -> float | None:
     """Relative difference between the time integral of the number in the system and the sum of the requests' times
     in it; None where nobody spent time in it.
 
     The integral adds, for every step, its duration times the requests that the policy holds, and for every arrival
     within a step the time to its end, when the policy first sees it. So it also fails where work waits and no step
-    runs. It does not hold where an aborted request keeps its slot (static batches that return together).
+    runs, unless the engine ``may_idle`` then (it waits for a fuller batch): the pause before a step counts those whom
+    the step finds, less the time before they came, and those who left within it. It does not hold where an aborted
+    request keeps its slot (static batches that return together).
     """
     requests = tape.request_columns()
-    arrivals_s = np.sort(requests["arrival_s"][_stays(requests)])
+    stays = _stays(requests)
+    arrivals_s, ends_s = np.sort(requests["arrival_s"][stays]), np.sort(requests["finish_s"][stays])
     integral_s = 0.0
     for steps in tape.every_step():
+        if may_idle:
+            integral_s += _time_in_pauses_s(steps, arrivals_s, ends_s)
         integral_s += float(np.sum(steps.present * (steps.end_s - steps.start_s)))
         came = np.searchsorted(arrivals_s, (steps.start_s[0], steps.end_s[-1]), side="right")
         within_s = arrivals_s[came[0] : came[1]]
@@ -97,20 +102,38 @@ def littles_law_error(tape: Tape) -> float | None:
     return abs(integral_s - total_s) / total_s if total_s > 0.0 else None
 
 
+def _time_in_pauses_s(steps: Steps, arrivals_s: NDArray[np.float64], ends_s: NDArray[np.float64]) -> float:
+    """Time that requests spent in the system between the steps."""
+    total_s = 0.0
+    paused = np.flatnonzero(steps.start_s > steps.before_s)
+    for since_s, until_s, present in zip(
+        np.maximum(steps.before_s, arrivals_s[0])[paused], steps.start_s[paused], steps.present[paused], strict=True
+    ):
+        came_s = arrivals_s[(arrivals_s > since_s) & (arrivals_s <= until_s)]
+        left_s = ends_s[(ends_s > since_s) & (ends_s < until_s)]
+        total_s += present * (until_s - since_s) - np.sum(came_s - since_s) + np.sum(left_s - since_s)
+    return float(total_s)
+
+
 def idle_with_work_s(tape: Tape) -> float:
     """Time in which no step runs though a request has come and has not left."""
+    return float(np.sum(idle_spells_s(tape)))
+
+
+def idle_spells_s(tape: Tape) -> NDArray[np.float64]:
+    """That time, pause by pause."""
     requests = tape.request_columns()
     stays = _stays(requests)
     arrivals_s, ends_s = np.sort(requests["arrival_s"][stays]), np.sort(requests["finish_s"][stays])
-    lost_s = 0.0
+    spells_s = [np.empty(0)]
     for steps in tape.every_step():
         idle = np.flatnonzero(steps.start_s > steps.before_s)
         start_s, before_s = steps.start_s[idle], steps.before_s[idle]
         came = np.searchsorted(arrivals_s, before_s, side="right")
         left = np.searchsorted(ends_s, before_s, side="right")
         next_s = np.append(arrivals_s, np.inf)[came]
-        lost_s += float(np.sum(np.maximum(start_s - np.where(came > left, before_s, next_s), 0.0)))
-    return lost_s
+        spells_s.append(np.maximum(start_s - np.where(came > left, before_s, next_s), 0.0))
+    return np.concatenate(spells_s)
 
 
 def busy_s(tape: Tape) -> float:
