@@ -307,7 +307,8 @@ def test_a_chunk_without_slots_starts_over_where_the_engine_dies() -> None:
 
 
 def test_the_door_refuses_long_prompts_and_lowers_max_tokens() -> None:
-    """One request may have 19 of 20 slots: 13 tokens of prompt leave no room, and A makes at most 19 - 11 - 1."""
+    """One request may have 18 tokens where there are 20 slots: a prompt of 14 leaves 4, which is too few, and A makes
+    at most 18 - 11."""
     policy = sglang(20, fits_requests=True)
     assert policy.refusal(Request(9, 0.0, 14, 1)) == "prompt_too_long"
     assert policy.refusal(Request(9, 0.0, 13, 1)) is None
@@ -321,8 +322,7 @@ def test_the_door_refuses_long_prompts_and_lowers_max_tokens() -> None:
         3 | A:1@13* | 6 | - | A | - | -
         4 | A:1@14* | 5 | - | A | - | -
         5 | A:1@15* | 4 | - | A | - | -
-        6 | A:1@16* | 3 | - | A | - | -
-        7 | idle | A=length:7
+        6 | A:1@16* | 3 | - | - | - | done A
         """,
     )
 

@@ -89,8 +89,6 @@ class SgLang(SgLangBase):
                 self.running.decode.advance(1)
                 flight.is_booked = True
         self._clear_plan()
-        if self._lowered:
-            self._end_lowered()
         if self._rests:
             self.ratio, self._rests = self.initial_ratio, False
         self._merge()
@@ -121,10 +119,9 @@ class SgLang(SgLangBase):
         if self.faithful or not self.waiting or not self.is_full:
             return False
         self.is_full = False
-        if self._flights:
-            return False
+        if any(flight.decodes or flight.chunks for flight in self._flights):
+            return False  # what it holds comes back first
         row = self.waiting.popleft()
-        self._lowered.pop(row.id, None)
         self._rejected.append(Finish(row.id, "kv_capacity", row.num_tokens - row.prompt_tokens))
         return True
 
@@ -295,11 +292,7 @@ class SgLang(SgLangBase):
         """Slots only shrink in a quiet run; while the latch is set nobody looks at the queue."""
         if not self._decodes or self._chunks or self.max_in_flight > 1 or (self.waiting and not self.is_full):
             return Horizon(0, True)
-        steps = self.kv.num_free // len(self.running.decode.rows)
-        for row in self._lowered.values():
-            if row.is_decoding:
-                steps = min(steps, row.max_tokens - (self._known(row) - row.prompt_tokens) - 1)
-        return Horizon(steps, not self.is_full)
+        return Horizon(self.kv.num_free // len(self.running.decode.rows), not self.is_full)
 
     def skip(self, steps: int) -> Sequence[Grant]:
         """Slots of further steps of a quiet run. Each evicts as the real one does, and lowers the ratio."""

@@ -13,16 +13,15 @@ from policies.core.request import Request, RequestId
 from policies.systems.sglang_admission import Made
 from policies.systems.sglang_rows import Flight, RunningList, SlotRow
 
-INPUT_MARGIN = 5
-"""A prompt needs more than so many tokens of room behind it, or it is refused."""
+INPUT_MARGIN = 4
+"""A prompt that leaves no more room for output than so many tokens is refused."""
 
 
 class SgLangBase(Policy):
     """Queues, the running list, the rows of the last prefill (``joining``) and the one in mid-prefill (``chunked``).
 
-    ``max_request_tokens`` is what one request may have, prompt and output: one less than context and pool. With
-    ``fits_requests`` the door refuses longer prompts, and a ``max_tokens`` beyond it is lowered, as the server does;
-    such a request ends with ``length``.
+    With ``fits_requests`` prompt and output together stay two tokens below context and pool, as the server has it: its
+    door refuses prompts that leave too little room, and lowers a ``max_tokens`` beyond it.
     """
 
     kv: RadixKv
@@ -30,8 +29,9 @@ class SgLangBase(Policy):
     def __init__(self, kv: RadixKv, *, max_model_len: int, fits_requests: bool) -> None:
         self.kv = kv
         self.max_model_len = max_model_len
-        self.max_request_tokens = min(max_model_len, kv.num_blocks) - 1
         self.fits_requests = fits_requests
+        if fits_requests:
+            self.tokens_past_length = min(kv.num_blocks - max_model_len, 0) - 2
         self.is_full = False
         self.mode = "idle"
         self.ratio = 0.0
@@ -40,7 +40,6 @@ class SgLangBase(Policy):
         self.joining: list[SlotRow] = []
         self.chunked: SlotRow | None = None
         self._started: dict[RequestId, SlotRow] = {}
-        self._lowered: dict[RequestId, SlotRow] = {}
         self._flights: deque[Flight] = deque()
         self._remaps: list[Remap] = []
         self._leaves: list[RequestId] = []
@@ -58,17 +57,16 @@ class SgLangBase(Policy):
 
     def refusal(self, request: Request) -> str | None:
         """A prompt that leaves too little room for output is refused."""
-        longest = self.max_request_tokens - INPUT_MARGIN if self.fits_requests else self.max_model_len
-        return "prompt_too_long" if request.prompt_tokens >= longest else None
+        margin = INPUT_MARGIN if self.fits_requests else 0
+        room = self.max_model_len + self.tokens_past_length - request.prompt_tokens
+        return "prompt_too_long" if room <= margin else None
 
     def on_arrival(self, request: Request) -> None:
         """Queue a request."""
         row = SlotRow(request)
         if self.fits_requests:
-            limit = self.max_request_tokens - request.prompt_tokens - 1
-            if limit < row.max_tokens:
-                row.max_tokens = limit
-                self._lowered[row.id] = row
+            room = self.max_model_len + self.tokens_past_length - request.prompt_tokens
+            row.max_tokens = min(row.max_tokens, room)
         self.waiting.append(row)
 
     def on_abort(self, request_id: RequestId) -> int:
@@ -79,7 +77,6 @@ class SgLangBase(Policy):
             if row is None:
                 raise ContractError(f"abort of request {request_id}, which this policy does not hold")
             self.waiting.remove(row)
-            self._lowered.pop(request_id, None)
         else:
             self._end(row)
         return row.num_tokens - row.prompt_tokens
@@ -109,16 +106,7 @@ class SgLangBase(Policy):
             self._flights[-1].slots += late
         row.ended = True
         del self._started[row.id]
-        if self._lowered:
-            self._lowered.pop(row.id, None)
         self._leaves.append(row.id)
-
-    def _end_lowered(self) -> None:
-        """End those that have made as many tokens as they were let in for."""
-        for row in list(self._lowered.values()):
-            if row.id in self._started and self._known(row) - row.prompt_tokens >= row.max_tokens:
-                self._end(row)
-                self._rejected.append(Finish(row.id, "length", row.max_tokens))
 
     def _start_over(self, row: SlotRow) -> None:
         """A request whose table is closed waits at the end of the queue; a token in flight is made again."""
