@@ -12,6 +12,7 @@ from policies.core.request import Request, RequestId
 
 _flat = chain.from_iterable
 _append, _tables = list.append, dict.values
+_FOREVER = 1 << 40
 
 
 class Row:
@@ -26,10 +27,10 @@ class Row:
     order = 0
     offset = 0
     is_decoding = False
-    content: Content | None = None
     table: list[int]
 
     def __init__(self, request: Request) -> None:
+        self.content: Content | None = None
         self.request = request
         self.id = request.id
         self.prompt_tokens = self.num_tokens = request.prompt_tokens
@@ -52,7 +53,7 @@ class DecodeSet:
         self.sum_context = 0
         self.block_size = size = kv.block_size if grows else 0
         self.sizes = [0] * size
-        self._kv = kv
+        self._kv, self._pool = kv, kv.pool
         self._size = size
         self._buckets: list[dict[RequestId, list[int]]] = [{} for _ in range(size)]
         self._hashed: dict[RequestId, Row] = {}
@@ -115,12 +116,17 @@ class DecodeSet:
     @property
     def max_context(self) -> int:
         """Largest number of cached tokens of a row before the next step; 0 without rows."""
-        if not self.rows:
-            return 0
+        return self.totals()[2]
+
+    def totals(self) -> tuple[int, int, int]:
+        """Number of rows, and sum and maximum of their cached tokens before the next step."""
+        num_rows = len(self.rows)
+        if not num_rows:
+            return 0, 0, 0
         if not self._max_is_known:
             self._max_offset = max([row.offset for row in self.rows.values()])
             self._max_is_known = True
-        return self._max_offset + self.steps - 1
+        return num_rows, self.sum_context, self._max_offset + self.steps - 1
 
     # -- steps -------------------------------------------------------------------------------------------------------
 
@@ -174,7 +180,7 @@ class DecodeSet:
 
     def _give(self, ids: Collection[RequestId], tables: Iterable[list[int]]) -> list[Grant]:
         """One block to each of these tables. Its loops are in C, since every block of a run comes by here."""
-        blocks = self._kv.pool.take(len(ids))
+        blocks = self._pool.take(len(ids))
         any(map(_append, tables, blocks))  # goes through all, since append returns None
         if self._hashed:
             self._cache(ids, growing=1)
@@ -200,16 +206,16 @@ class DecodeSet:
     def free_steps(self, keep: int = 0) -> int:
         """A number of steps, after those granted, that surely leave ``keep`` blocks free; exact when fewer than a
         block per row is left."""
-        rows = len(self.rows)
-        if not self._size or not rows:
-            return 1 << 40
-        free = self._kv.pool.num_free - keep
+        rows, size = len(self.rows), self._size
+        if not size or not rows:
+            return _FOREVER
+        free = self._pool.num_free - keep
         if free >= rows:
-            return self._size * (free // rows)
+            return size * (free // rows)
         steps, sizes = -1, self.sizes
         while free >= 0:
             steps += 1
-            free -= sizes[(self._granted + steps) % self._size]
+            free -= sizes[(self._granted + steps) % size]
         return max(steps, 0)
 
     def reordered(self) -> None:

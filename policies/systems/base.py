@@ -13,6 +13,7 @@ from policies.core.plan import (
     Decode,
     Finish,
     Grant,
+    Idle,
     Load,
     PreemptionMode,
     Queues,
@@ -36,6 +37,17 @@ class BatchingPolicy(Policy):
     ``waiting`` is a FIFO queue, ``running`` the running list in order (a dict, so that leaving costs O(1)), ``partial``
     those of it whose prompt is not complete, and ``decode`` the rest. ``order`` numbers entries to the running list.
     ``num_idle`` decoding rows hold their place and gain nothing.
+
+    A subclass defines ``schedule`` and ``horizon``. What ``schedule`` owes (docs/write-a-policy.md has an example):
+
+    - A request that starts: off ``waiting``, then ``admit``, whose join and chunk go into the plan. By hand that is
+      ``enter``, ``kv.open`` with the blocks of its tokens, ``joins`` with (id, blocks), a ``Chunk`` from
+      ``row.num_computed_tokens`` on, and ``row.num_computed_tokens`` raised by it.
+    - A ``Chunk`` emits if, and only if, it ends at ``row.num_tokens``. Until then its row is in ``partial``.
+    - Rows decode by themselves: ``make_plan(decode=True, grants=self.decode.grant())``. Before it,
+      ``self.decode.num_needed`` blocks are free, or a row is preempted (``detach``, ``kv.close``).
+    - Nothing to compute: ``self.idle(reason)``. Rows that left the batch are reported by it and by ``make_plan``.
+    - ``horizon``: ``Horizon(0, True)`` promises nothing and is always right.
     """
 
     def __init__(self, kv: KvManager, *, max_num_seqs: int, max_model_len: int, grows: bool = True) -> None:
@@ -92,6 +104,16 @@ class BatchingPolicy(Policy):
         row.order = self._last_order
         self.running[row.id] = row
 
+    def admit(self, row: Row, num_blocks: int | None = None) -> tuple[Grant, Chunk]:
+        """Enter a request that prefills all it knows in this step; returns its join and its chunk. ``num_blocks`` are
+        the blocks of its table, by default those of its tokens; ContractError if fewer are free."""
+        if num_blocks is None:
+            num_blocks = self.kv.blocks_for(row.num_tokens)
+        self.enter(row)
+        join = (row.id, self.kv.open(row.id, num_blocks))
+        row.num_computed_tokens = row.num_tokens
+        return join, Chunk(row.id, 0, row.num_tokens, True)
+
     def remove(self, row: Row) -> None:
         """Take a row off the running list and free its blocks; its counts are exact afterwards."""
         self.detach(row)
@@ -126,12 +148,18 @@ class BatchingPolicy(Policy):
         decode, leaves = self.decode, self._leaves
         if leaves:
             self._leaves = []
-        num_seqs = len(decode.rows)
+        num_seqs, sum_context, max_context = decode.totals()
         self._decode_runs = True
         return _new_tuple(StepPlan, (
-            self._step, num_seqs, num_seqs, decode.sum_context, decode.max_context, _ALL, (), (),
+            self._step, num_seqs, num_seqs, sum_context, max_context, _ALL, (), (),
             tuple(decode.grant()), tuple(leaves), (), (), (), (), "arrivals", 0, (),
         ))  # fmt: skip
+
+    def idle(self, reason: str, *, wake_at_s: float | None = None, rejected: Sequence[Finish] = ()) -> Idle:
+        """No step: ``no_requests``, or why those that wait cannot run. Reports the rows that left the batch."""
+        leaves = tuple(self._leaves)
+        self._leaves.clear()
+        return Idle(reason, wake_at_s, leaves, tuple(rejected))
 
     def make_plan(
         self,
@@ -154,8 +182,8 @@ class BatchingPolicy(Policy):
         mode: Decode | tuple[RequestId, ...] = _NONE
         num_seqs = num_tokens = sum_context = max_context = 0
         if decode:
-            num_seqs = num_tokens = len(rows.rows)
-            sum_context, max_context = rows.sum_context, rows.max_context
+            num_seqs, sum_context, max_context = rows.totals()
+            num_tokens = num_seqs
             mode = tuple(rows.rows) if self._paused else _ALL
         self._decode_runs = num_seqs > 0
         for chunk in chunks:

@@ -21,16 +21,21 @@ _STEPS, _END_S, _WAITING, _SWAPPED, _EMITTING, _LIMITED_BY = map(
 class _Live:
     """What the record knows of a request that has not ended."""
 
-    waited_s = 0.0
-    first_scheduled_s = first_token_s = emitted_s = nan
-    decoding = False
-    since = output_tokens = computed = lost = 0
-    recomputes = swaps = recomputed = hit_new = hit_resumed = 0
-    segments: tuple[tuple[float, int, int], ...] = ()
+    __slots__ = (
+        "computed", "decoding", "emitted_s", "first_scheduled_s", "first_token_s", "hit_new", "hit_resumed", "lost",
+        "output_tokens", "recomputed", "recomputes", "request", "segments", "since", "swaps", "waited_s",
+        "waiting_since_s",
+    )  # fmt: skip
 
     def __init__(self, request: Request) -> None:
         self.request = request
         self.waiting_since_s = request.arrival_s
+        self.waited_s = 0.0
+        self.first_scheduled_s = self.first_token_s = self.emitted_s = nan
+        self.decoding = False
+        self.since = self.output_tokens = self.computed = self.lost = 0
+        self.recomputes = self.swaps = self.recomputed = self.hit_new = self.hit_resumed = 0
+        self.segments: tuple[tuple[float, int, int], ...] = ()
 
     def stop_waiting(self, now_s: float) -> None:
         """Book the time outside the batch, if it is there (NaN: it is not)."""
@@ -163,19 +168,37 @@ class Recorder:
 
     def on_step(self, plan: StepPlan, result: StepResult) -> None:
         """Extend the current row or start one; book tokens and gaps."""
-        _, _, end_s, steps, finished, run, _ = result[:7]
-        emitting = self._load.emitting if self._decodes else 0
+        step, start_s, end_s, steps, finished, run, first = result[:7]
+        load, chunks = self._load, plan.chunks
+        emitting = load.emitting if self._decodes else 0
         if run is not None and run is self._run and not self._stragglers and self._is_like_before(plan, emitting):
             self._row[_STEPS] += steps
             self._row[_END_S] = end_s
         else:
             self._run = run
-            self._row = row = self._new_row(plan, result, emitting)
+            if run is None:
+                first, sum_context, anchor = -1, plan.sum_context, (start_s, 0.0, 0.0, 0, plan.num_seqs)
+            else:
+                sum_context, anchor = run.sum_context + first * run.num_seqs, run
+            irregular = moved = num_emits = chunk_tokens = 0
+            if self._stragglers and emitting:
+                irregular = self._release_stragglers(run.end_s(first + 1) if run else end_s)
+            if plan.transfers:
+                moved = sum([len(transfer.src) for transfer in plan.transfers]) * self._block_bytes
+            for _, _, num_tokens, emits in chunks:
+                num_emits += emits
+                chunk_tokens += num_tokens
+            # A StepRow: a QuietRun lies in it from anchor_s to num_seqs, parts of a Load from waiting to stored_tokens
+            # and from phase to residues.
+            self._row = row = [
+                step, steps, start_s, end_s, first, *anchor, plan.num_tokens, sum_context, emitting, irregular,
+                num_emits, chunk_tokens, self._last_emit_s, *load[:5], moved, plan.limited_by, *load[5:7],
+            ]  # fmt: skip
             self._steps.append(row)
         if emitting:
             self._last_emit_s = end_s
             self._ordinal += steps
-        if plan.chunks:
+        if chunks:
             self._emit_chunks(plan, end_s)
         if self._at_batch_end and finished:
             # Their clients learn of it later, and other rows go on decoding until then.
@@ -187,38 +210,13 @@ class Recorder:
     def _is_like_before(self, plan: StepPlan, emitting: int) -> bool:
         """True if a step of the same run belongs to the current row."""
         row, load = self._row, self._load
-        alike: bool = (
+        same: bool = (
             load.waiting == row[_WAITING]
             and load.swapped == row[_SWAPPED]
             and emitting == row[_EMITTING]
             and plan.limited_by == row[_LIMITED_BY]
         )
-        return alike
-
-    def _new_row(self, plan: StepPlan, result: StepResult, emitting: int) -> list[Any]:
-        """The columns of ``StepRow``; those from ``anchor_s`` to ``num_seqs`` are a QuietRun, and ``waiting`` to
-        ``stored_tokens``, ``phase`` and ``residues`` lie so in a Load."""
-        step, start_s, end_s, steps, _, run, first = result[:7]
-        load, chunks, transfers = self._load, plan.chunks, plan.transfers
-        irregular = num_emits = chunk_tokens = moved = 0
-        if emitting and self._stragglers:
-            irregular = self._release_stragglers(run.end_s(first + 1) if run else end_s)
-        if chunks:
-            for _, _, num_tokens, emits in chunks:
-                num_emits += emits
-                chunk_tokens += num_tokens
-        if transfers:
-            moved = sum([len(transfer.src) for transfer in transfers]) * self._block_bytes
-        anchor: tuple[float, float, float, int, int]
-        if run is None:
-            first, sum_context = -1, plan.sum_context
-            anchor = start_s, 0.0, 0.0, 0, plan.num_seqs
-        else:
-            anchor, sum_context = run, run.sum_context + first * run.num_seqs
-        return [
-            step, steps, start_s, end_s, first, *anchor, plan.num_tokens, sum_context, emitting, irregular, num_emits,
-            chunk_tokens, self._last_emit_s, *load[:5], moved, plan.limited_by, *load[5:7],
-        ]  # fmt: skip
+        return same
 
     def _release_stragglers(self, end_s: float) -> int:
         """Gaps of the rows that rejoin the others with this step."""
