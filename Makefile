@@ -1,49 +1,58 @@
 # Each target works alone on a fresh machine with make and Python 3.11 or newer:
 # the first one creates .venv and installs into it, later ones find it ready.
+# `demo` needs the program alone; the first of the others adds the development tools.
 
 PYTHON ?= python3
 VENV ?= .venv
 PY := $(VENV)/bin/python
 PYTEST := $(PY) -m pytest -q -n 2
 INSTALLED := $(VENV)/.installed
+DEVELOP := $(VENV)/.installed-dev
+PIP_INSTALL := $(PY) -m pip install --quiet --constraint constraints.txt
 
 .PHONY: demo test install lint ruff types layers perf fuzz laws clean
 
 demo: $(INSTALLED)
 	$(VENV)/bin/batchscope demo
 
-test: $(INSTALLED)
+test: $(DEVELOP)
 	$(PYTEST)
 
-install: $(INSTALLED)
+install: $(DEVELOP)
 
 # The build backend goes in first, so that it too is the pinned one.
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("batchscope needs Python 3.11 or newer; name one: make PYTHON=python3.12" if sys.version_info < (3, 11) else 0)'
-	$(PYTHON) -m venv $(VENV)
-	$(PY) -m pip install --quiet --constraint constraints.txt hatchling
-	$(PY) -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[dev]'
+	@echo "installing into $(VENV) (about a minute)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP_INSTALL) hatchling
+	@$(PIP_INSTALL) --no-build-isolation --editable .
+	@touch $@
+
+$(DEVELOP): $(INSTALLED)
+	@echo "installing the development tools into $(VENV) (about a minute)"
+	@$(PIP_INSTALL) --no-build-isolation --editable '.[dev]'
 	@touch $@
 
 lint: ruff types layers
 
-ruff: $(INSTALLED)
+ruff: $(DEVELOP)
 	$(VENV)/bin/ruff check
 
-types: $(INSTALLED)
+types: $(DEVELOP)
 	$(VENV)/bin/mypy --strict
 
-layers: $(INSTALLED)
+layers: $(DEVELOP)
 	$(VENV)/bin/lint-imports
 
 # The slow checks, each opt-in.
-perf: $(INSTALLED)
+perf: $(DEVELOP)
 	$(PY) -m tests.perf.run
 
-fuzz: $(INSTALLED)
+fuzz: $(DEVELOP)
 	HYPOTHESIS_PROFILE=fuzz BATCHSCOPE_FUZZ=1 $(PYTEST) tests/fuzz
 
-laws: $(INSTALLED)
+laws: $(DEVELOP)
 	BATCHSCOPE_LAWS_REQUESTS=400000 $(PYTEST) -v -o faulthandler_timeout=0 tests/laws
 
 clean:

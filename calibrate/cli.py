@@ -30,7 +30,9 @@ def run_fit(data: str, model_name: str, hardware: str, out: str) -> str:
     if (folder / "profiles").is_dir():
         folder = folder / "profiles"
     if not folder.is_dir():
-        raise CostFileError(f"--data {data}: no such folder; name the folder of the operator tables")
+        raise CostFileError(
+            f"--data {data}: no such folder; name the folder of the operator tables (docs/calibrate.md)"
+        )
     cost_file = fit(model(model_name), card(hardware), folder)
     write_cost_file(cost_file, Path(out))
     return f"{describe_fit(cost_file)}\nwritten: {out}"

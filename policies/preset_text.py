@@ -134,11 +134,8 @@ def _pool(preset: Preset) -> list[tuple[str, str]]:
     if preset.blocks not in ("slot", "token", "radix"):
         return []
     tokens = _POOL * POOL_BLOCK_SIZE
-    what = f"{tokens:,} slots"
-    if preset.blocks == "slot":
-        what = f"{tokens:,} tokens, which is {tokens:,} / max_model_len whole slots"
-    text = f"engine.num_gpu_blocks counts blocks of {POOL_BLOCK_SIZE} tokens:"
-    return [("", f"{text} {_POOL} blocks of {POOL_BLOCK_SIZE} tokens = {what}")]
+    what = f"{tokens:,} tokens, so {tokens:,} / max_model_len" if preset.blocks == "slot" else f"{tokens:,}"
+    return [("", f"engine.num_gpu_blocks = {_POOL}: {_POOL} blocks of {POOL_BLOCK_SIZE} tokens = {what} slots")]
 
 
 def _defaults(preset: Preset) -> list[str]:

@@ -173,7 +173,7 @@ def test_a_folder_without_the_right_to_write() -> None:
         ),
         (
             ("calibrate", "fit", "--data", "none", "--out", "x.json"),
-            "--data none: no such folder; name the folder of the operator tables",
+            "--data none: no such folder; name the folder of the operator tables (docs/calibrate.md)",
         ),
     ],
 )

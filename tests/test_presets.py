@@ -485,7 +485,7 @@ def test_a_description_says_what_num_gpu_blocks_counts(name: str) -> None:
 
 
 def test_the_allowed_orders_of_sglang_are_the_policys() -> None:
-    from policies.systems.sglang import SCHEDULING
+    from policies.systems.sglang_queue import SCHEDULING
 
     assert f"(allowed: {', '.join(SCHEDULING)})" in describe(preset("sglang-0.4.9"))
 

@@ -68,9 +68,9 @@ def message(path: Path, content: str | bytes) -> str:
         (OWN + ",arrival_s\n", ", line 1: column 'arrival_s' appears twice; rename or remove one"),
         ('[{"arrival_s": 0}]', ", line 1: a JSON list; write one JSON object a line instead"),
         (
-            '{"timestamp": 0, "input_length": 3}\n',
-            ", line 1: no known format: found timestamp,input_length; "
-            "write a header with arrival_s,prompt_tokens,output_tokens",
+            '{"timestamp": 0, "input_length": 3, "output_length": 2, "hash_ids": [0]}\n',
+            ", line 1: no known format: found timestamp,input_length,output_length,hash_ids; "
+            "name the columns arrival_s,prompt_tokens,output_tokens",
         ),
         (
             '{"arrival_s": 0,\n',

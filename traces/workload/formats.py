@@ -61,9 +61,8 @@ def _best_of(formats: tuple[Format, ...], path: str, header: Header, names: list
     missing = [name for name in best.required if name not in names]
     if len(missing) == len(best.required):
         known = "; ".join(",".join(known.required) for known in formats)
-        raise TraceError(
-            f"{path}, line {header.line}: no known format: found {_shown(names)}; write a header with {known}"
-        )
+        remedy = f"name the columns {known}" if best is OWN_JSONL else f"write a header with {known}"
+        raise TraceError(f"{path}, line {header.line}: no known format: found {_shown(names)}; {remedy}")
     if missing:
         raise TraceError(
             f"{path}, line {header.line}: column '{missing[0]}' is missing{closest(missing[0], names)} "

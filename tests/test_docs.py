@@ -1,0 +1,71 @@
+"""The pages in docs say what the program does: every name they must list, examples that load, figures of the file."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import get_args, get_type_hints
+
+import pytest
+
+from calibrate.cli import describe_fit
+from calibrate.sources import Source, sources_for
+from sim.config import WorkloadConfig
+from sim.costs.load import shipped_path
+from traces.workload.formats import AZURE, OPTIONAL, OWN_CSV, OWN_JSONL, THREE_COLUMN
+from traces.workload.readers import open_trace
+
+DOCS = Path(__file__).parents[1] / "docs"
+TRACES = (DOCS / "traces.md").read_text(encoding="utf-8")
+CALIBRATE = (DOCS / "calibrate.md").read_text(encoding="utf-8")
+
+
+def blocks(text: str, language: str) -> list[str]:
+    """The fenced examples in one language."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+
+def test_the_page_about_traces_names_every_format_column_generator_and_key() -> None:
+    formats = (AZURE, THREE_COLUMN, OWN_CSV, OWN_JSONL)
+    names = {name for known in formats for name in (known.name, *known.required)}
+    keys = get_type_hints(WorkloadConfig)
+    generators, _ = get_args(keys.pop("generator"))
+    del keys["trace"], keys["seed"]
+    keys = {name: kind for name, kind in keys.items() if not name.startswith("_")}
+    for name in (*names, *OPTIONAL, *get_args(generators), *keys):
+        assert f"`{name}`" in TRACES, name
+
+
+@pytest.mark.parametrize("language", ["csv", "jsonl"])
+def test_its_examples_are_traces(language: str, tmp_path: Path) -> None:
+    (example,) = blocks(TRACES, language)
+    path = tmp_path / "example"
+    path.write_text(example, encoding="utf-8")
+    trace = open_trace(str(path))
+    assert (trace.format, trace.num_rows, trace.notices) == (language, 3, ())
+    first, second, third = trace.rows
+    assert first.segments == second.segments[:2] == (("system", 200), ("q1", 100))
+    assert (second.parent_id, third.priority, third.abort_after_s) == (0, 5, 30.0)
+
+
+def test_its_settings_are_a_workload(tmp_path: Path) -> None:
+    from sim.config import load_config
+
+    (example,) = blocks(TRACES, "toml")
+    path = tmp_path / "RUN.toml"
+    path.write_text(example, encoding="utf-8")
+    assert load_config(str(path), ()).workload.max_tokens == "x1.5"
+
+
+def test_the_page_about_calibration_names_every_table_and_its_source() -> None:
+    for source in sources_for("llama-2-7b", "a100-80gb"):
+        if isinstance(source, Source):
+            repository, path = source.origin.split(" (")[0].split(":")
+            for word in (source.file, repository, path.strip(), source.licence):
+                assert word in CALIBRATE, word
+
+
+def test_the_errors_on_it_are_those_of_the_shipped_file() -> None:
+    shipped = json.loads(shipped_path("llama-2-7b", "a100-80gb").read_text(encoding="utf-8"))
+    assert blocks(CALIBRATE, "text") == [describe_fit(shipped) + "\n"]
