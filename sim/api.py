@@ -6,7 +6,7 @@ import gc
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -20,6 +20,7 @@ from sim.config import RunConfig, load_config
 from sim.costs.load import load_cost_model
 from sim.costs.model import CostModel
 from sim.costs.pool import check_fits, kv_pool
+from sim.notes import setup_notes
 from sim.runs import check_new, make_new
 from sim.world.replica import SwapLink
 from sim.world.services import SimServices
@@ -89,7 +90,7 @@ class Result:
 
 
 def simulate(
-    config: RunConfig | str | None = None,
+    config: RunConfig | str | Mapping[str, object] | None = None,
     *,
     out: str | Path | None = None,
     overrides: Sequence[str] = (),
@@ -98,20 +99,22 @@ def simulate(
 ) -> Result:
     """Run one simulation.
 
-    ``config`` is a RunConfig or the path of a RUN.toml; ``overrides`` are ``"section.key=value"`` strings and ``flags``
-    the keyword arguments of ``sim.config.load_config`` (trace, policy, model, hardware, ...). With ``out`` the record
-    goes into that folder: Parquet tables at the level of ``sim.record``, run.toml and summary.json.
+    ``config`` is a RunConfig, the path of a RUN.toml, or its tables as a dictionary; ``overrides`` are
+    ``"section.key=value"`` strings and ``flags`` the keyword arguments of ``sim.config.load_config`` (trace, policy,
+    model, hardware, ...). With ``out`` the record goes into that folder: Parquet tables at the level of ``sim.record``,
+    run.toml and summary.json.
 
     Raises a UserError (ConfigError, TraceError, CatalogError, CostFileError) for input that cannot be run. A run that
     the engine does not survive is a result with that ``status``.
     """
+    remarks: list[str] = []
     if not isinstance(config, RunConfig):
-        config = load_config(config, overrides, **flags)
+        config = load_config(config, overrides, remarks, **flags)
     elif overrides or flags:
-        raise UserError("simulate: give a RunConfig, or a path with overrides and flags, not both")
+        raise UserError("simulate: give a RunConfig, or a path or tables with overrides and flags, not both")
     if out is not None:
         check_new(Path(out))
-    return run_setup(prepare(config), out=out, progress=progress)
+    return run_setup(prepare(config, remarks), out=out, progress=progress)
 
 
 class Setup(NamedTuple):
@@ -129,13 +132,15 @@ class Setup(NamedTuple):
     notices: tuple[str, ...]
 
 
-def prepare(config: RunConfig) -> Setup:
-    """Look everything up and build the policy; every user error is raised here."""
+def prepare(config: RunConfig, remarks: Sequence[str] = ()) -> Setup:
+    """Look everything up and build the policy; every user error is raised here. ``remarks`` on the configuration become
+    the first notices."""
     shape, device = model(config.model.name), card(config.hardware.name)
     chosen, custom = choose(config.engine.preset, config.engine.policy)
     parameters = resolve(
         chosen, config.engine.to_dict(), max_model_len=shape.max_model_len, card=device, custom=custom
     )
+    parameters = parameters.with_own(config.policy.to_dict())
     num_gpu_blocks = _num_gpu_blocks(config, shape, device, parameters)
     costs = load_cost_model(shape, device, config.hardware.cost_model)
     services = SimServices(costs)
@@ -147,7 +152,11 @@ def prepare(config: RunConfig) -> Setup:
         pieces_per_block=shape.swap_pieces_per_block(),
         services=services,
     )
-    notices = (*workload.notices, *(() if chosen.host else ("no host term: steps last as long as the GPU works",)))
+    if custom is not None:
+        from policies.checked import CheckedPolicy  # built-in policies never pay for it
+
+        policy = CheckedPolicy(policy, custom)
+    notices = setup_notes(parameters, workload, remarks)
     return Setup(config, shape, device, parameters, costs, services, policy, options, workload, notices)
 
 
@@ -187,17 +196,28 @@ def run_setup(
         setup.costs,
         max_model_len=setup.parameters.max_model_len,
         link=SwapLink(setup.shape.block_bytes(policy.kv.block_size), setup.shape.swap_pieces_per_block()),
-        skip_ahead=sim.skip_ahead and sim.record != "decisions",
+        skip_ahead=_skips_ahead(setup),
         reject_over_length=setup.workload.over_length == "reject",
         progress=progress,
     )
     setup.services.lengths = world.clients.unanswered
     loop_started_s = time.process_time()
     with _no_garbage_collection(), _interrupts(world) if interruptible else nullcontext():
-        outcome = world.run(setup.workload, writer, sim.max_time_s)
+        try:
+            outcome = world.run(setup.workload, writer, sim.max_time_s)
+        except UserError:  # a class from a file broke a rule: what it made up is no record
+            writer.discard()
+            raise
     loop_cpu_s = time.process_time() - loop_started_s
     summary, metrics, message, notices = writer.finish(outcome, loop_cpu_s, started_s)
     return Result(summary, metrics, message, notices, folder)
+
+
+def _skips_ahead(setup: Setup) -> bool:
+    """As configured; by default only what needs no supervision."""
+    sim = setup.config.sim
+    wanted = setup.parameters.custom is None if sim.skip_ahead is None else sim.skip_ahead
+    return wanted and sim.record != "decisions"
 
 
 @contextmanager

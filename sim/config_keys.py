@@ -17,16 +17,24 @@ Check = Callable[[object, str], object]
 """Takes a value and its key (``"engine.block_size"``); returns the value to keep or raises ConfigError."""
 
 
-class Key(NamedTuple):
-    """One key: how a value is checked, and what holds where none is given."""
+class Kind(NamedTuple):
+    """A kind of value: in words for a reader (``"whole number >= 1"``), and the check that a value is one."""
 
+    words: str
     check: Check
+
+
+class Key(NamedTuple):
+    """One key: the kind of its value, what holds where none is given, and what it does, in a line."""
+
+    kind: Kind
     default: object
+    about: str
 
 
-def key(check: Check, *, default: object) -> Any:
+def key(kind: Kind, about: str, *, default: object) -> Any:
     """Declares a field of a ``Section``. A default of None means that the key may be left out."""
-    return Key(check, default)
+    return Key(kind, default, about)
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(key,))
@@ -38,6 +46,8 @@ class Section:
 
     _table: ClassVar[str]
     _keys: ClassVar[dict[str, Key]]
+    _meant: ClassVar[Mapping[str, str]] = {}
+    """Words that people try, and the key that each of them means."""
 
     def __init_subclass__(cls) -> None:
         cls._keys = {name: value for name, value in vars(cls).items() if isinstance(value, Key)}
@@ -46,13 +56,13 @@ class Section:
         known = self._keys
         for name in values:
             if name not in known:
-                raise ConfigError(
-                    f"{self._table}.{name}: unknown key; known are {', '.join(known)}{closest(name, known)}"
-                )
-        for name, (check, default) in known.items():
+                meant = self._meant.get(name)
+                hint = f"; did you mean '{meant}'?" if meant else closest(name, known)
+                raise ConfigError(f"{self._table}.{name}: unknown key; known are {', '.join(known)}{hint}")
+        for name, (kind, default, _) in known.items():
             value = values.get(name, default)
             if value is not default:
-                value = check(value, f"{self._table}.{name}")
+                value = kind.check(value, f"{self._table}.{name}")
             object.__setattr__(self, name, value)
         self._check_together()
 
@@ -70,11 +80,14 @@ class Section:
 
     def __repr__(self) -> str:
         changed = (
-            f"{name}={vars(self)[name]!r}"
-            for name, spec in self._keys.items()
-            if vars(self)[name] != spec.default
+            f"{name}={vars(self)[name]!r}" for name, spec in self._keys.items() if vars(self)[name] != spec.default
         )
         return f"{type(self).__name__}({', '.join(changed)})"
+
+    @classmethod
+    def all_keys(cls) -> Mapping[str, Key]:
+        """All keys by name, in order."""
+        return cls._keys
 
     def replace(self, **changes: Any) -> Self:
         """The same section with some keys changed, checked again."""
@@ -90,21 +103,27 @@ def impossible(where: str, value: object, remedy: str) -> ConfigError:
     return ConfigError(f"{where} = {toml_value(value)}: {remedy}")
 
 
-def text(value: object, where: str) -> str:
-    """Any text but the empty one."""
+def _text(value: object, where: str) -> str:
     if not isinstance(value, str) or not value.strip():
         raise impossible(where, value, "give a text")
     return value
 
 
-def boolean(value: object, where: str) -> bool:
-    """True or false."""
+text = Kind("text", _text)
+"""Any text but the empty one."""
+
+
+def _boolean(value: object, where: str) -> bool:
     if not isinstance(value, bool):
         raise impossible(where, value, "give true or false")
     return value
 
 
-def whole(at_least: int, at_most: int | None = None) -> Check:
+boolean = Kind("true | false", _boolean)
+"""True or false."""
+
+
+def whole(at_least: int, at_most: int | None = None) -> Kind:
     """A whole number of at least ``at_least``, and of at most ``at_most`` if that is given."""
     most = "" if at_most is None else f" and of at most {at_most}"
 
@@ -118,7 +137,7 @@ def whole(at_least: int, at_most: int | None = None) -> Check:
             raise impossible(where, value, f"give a whole number of at least {at_least}{most}")
         return value
 
-    return check
+    return Kind(f"whole number >= {at_least}", check)
 
 
 def number(
@@ -127,8 +146,9 @@ def number(
     at_least: float | None = None,
     below: float | None = None,
     at_most: float | None = None,
-) -> Check:
-    """A finite number within the given bounds."""
+    unit: str = "",
+) -> Kind:
+    """A finite number within the given bounds; ``unit`` is that of the words."""
     bounds = [
         f"{word} {bound:g}"
         for word, bound in (
@@ -153,10 +173,12 @@ def number(
             raise impossible(where, value, f"give a number {' and '.join(bounds)}")
         return float(value) if isinstance(value, float) else value  # numpy's doubles have another repr
 
-    return check
+    signs = ((">", above), (">=", at_least), ("<", below), ("<=", at_most))
+    limits = " and ".join(f"{sign} {bound:g}" for sign, bound in signs if bound is not None)
+    return Kind(f"{unit or 'number'} {limits}", check)
 
 
-def choice(*names: str) -> Check:
+def choice(*names: str) -> Kind:
     """One of ``names``."""
 
     def check(value: object, where: str) -> str:
@@ -164,7 +186,7 @@ def choice(*names: str) -> Check:
             raise impossible(where, value, f"give one of {', '.join(names)}{closest(str(value), names)}")
         return value
 
-    return check
+    return Kind(" | ".join(names), check)
 
 
 def table_of(value: object, where: str) -> dict[str, object]:

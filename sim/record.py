@@ -14,6 +14,7 @@ from policies.core.protocols import StepObserver
 from policies.core.request import Request, Slo
 from sim.costs.floor import bound_output_tokens_per_s
 from sim.extrapolation import ExtrapolationSink
+from sim.notes import run_notes
 from sim.summary import CostModelFacts, RunFacts, build_summary, to_json
 from sim.world.world import Outcome
 from traces.metrics.accumulate import MetricsSink, RunMetrics
@@ -101,6 +102,15 @@ class RunWriter:
         self._decisions.close(stopped=outcome.status in ("completed", "interrupted"))
         self._stream.close()
 
+    def discard(self) -> None:
+        """Remove the folder of a run whose figures are worth nothing."""
+        if self._stream is not None:
+            self._stream.close()
+        if self._folder is not None:
+            from shutil import rmtree
+
+            rmtree(self._folder)
+
     def finish(
         self, outcome: Outcome, loop_cpu_s: float, started_s: float
     ) -> tuple[dict[str, Any], RunMetrics, str, tuple[str, ...]]:
@@ -111,7 +121,7 @@ class RunWriter:
         self._close_log(outcome)
         metrics = self._metrics.result(Slo(slo.ttft_s, slo.itl_s, slo.tpot_s, slo.e2e_s))
         message = outcome.message or self._unserved(metrics)
-        notices = self._with_range(setup.notices)
+        notices = self._with_range((*setup.notices, *run_notes(setup, outcome, metrics)))
         notes = (*((message,) if message else ()), *notices)
         facts = self._facts(outcome, metrics, loop_cpu_s, started_s, notes)
         summary = build_summary(facts, metrics)
@@ -152,7 +162,7 @@ class RunWriter:
         kv, costs, parameters = setup.policy.kv, setup.costs, setup.parameters
         return RunFacts(
             preset=parameters.preset.name,
-            policy=type(setup.policy).__name__,
+            policy=parameters.custom or type(setup.policy).__name__,
             model=setup.shape.name,
             hardware=setup.card.name,
             config=setup.config.to_dict() | {"parameters": dict(parameters.values)},

@@ -42,7 +42,7 @@ def test_accepted_and_said(content: bytes, notices: list[str]) -> None:
     ended = batchscope("run", *TRACE, "--json")
     assert (ended.exit_code, ended.stderr) == (0, "")
     assert ended.summary["notes"][: len(notices)] == notices
-    assert len(ended.summary["notes"]) == len(notices) + 2
+    assert len(ended.summary["notes"]) == len(notices) + 1
     table = batchscope("run", *TRACE).stdout
     assert all(f"note: {notice}\n" in table for notice in notices)
 

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from sim.config import load_config
+from sim.notes import NO_HOST_TERM
 from tests.command import batchscope, chat, own_csv, settings
 from traces.record.read import read_run
+from traces.workload.source import EXACT_LIMITS
 
 STATS = {"n", "mean", "p50", "p90", "p95", "p99"}
 LATENCIES = {"ttft_s", "itl_s", "tpot_s", "e2e_s", "queue_s", "waited_s", "normalized_latency_s"}
@@ -70,7 +72,7 @@ def without_wall(summary: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_json_has_the_documented_keys_and_no_others() -> None:
-    summary = summary_of(*chat(8, 60))
+    summary = summary_of(*chat(1, 60))
     assert {name for name, value in summary.items() if not isinstance(value, dict)} == VALUES | {"notes"}
     assert {name for name, value in summary.items() if isinstance(value, dict)} == BLOCKS.keys() | OPEN_BLOCKS
     for name, keys in BLOCKS.items():
@@ -176,10 +178,39 @@ def test_a_folder_that_is_not_empty_is_refused_before_anything_is_read() -> None
 def test_the_table_tells_what_was_assumed_and_what_became_of_the_requests() -> None:
     Path("own.csv").write_text(own_csv((0, 100, 50), (1, 3000, 2000), (2, 5000, 1)))
     stdout = batchscope("run", "--trace", "own.csv").stdout
-    assert "vllm-0.11, llama-2-7b on a100-80gb (server-simulated)\n2 of 3 finished, 1 rejected\n" in stdout
+    assert "vllm-0.11, llama-2-7b on a100-80gb (server-simulated)\n" in stdout
+    assert "2 of 3 finished, 1 rejected\n" in stdout
     assert "reasons: length 1, prompt_too_long 1, stop 1\n" in stdout
-    assert "note: output limits were assumed exact: max_tokens = the true output length" in stdout
-    assert "note: no host term: steps last as long as the GPU works\n" in stdout
+    assert f"note: {NO_HOST_TERM}\n" in stdout
+
+
+def notes_of(*arguments: object) -> list[str]:
+    notes: list[str] = summary_of(*arguments).get("notes", [])
+    return [note for note in notes if note != NO_HOST_TERM]
+
+
+@pytest.mark.parametrize(
+    ("policy", "reads_limits"), [("vllm-0.11", 0), ("orca-max", 0), ("orca-pow2", 1), ("sglang-0.4.9", 1)]
+)
+def test_exact_limits_are_named_where_a_policy_reads_them(policy: str, reads_limits: int) -> None:
+    Path("own.csv").write_text(own_csv((0, 100, 50)))
+    assert notes_of("--trace", "own.csv", "--policy", policy) == [EXACT_LIMITS] * reads_limits
+
+
+def test_notes_say_what_cut_answers() -> None:
+    Path("own.csv").write_text(own_csv((0, 900, 500), (1, 100, 10), (2, 100, 70)))
+    trace = ("--trace", "own.csv", *settings(engine__max_model_len=1000))
+    model = "max_model_len = 1,000 (reason length)"
+    both = f"their max_tokens or at {model}"
+    assert notes_of(*trace, *settings("workload.max_tokens=output")) == [f"1 answer was cut at {model}"]
+    assert notes_of(*trace, *settings(workload__max_tokens=64)) == [f"2 answers were cut at {both}"]
+
+
+def test_a_note_counts_the_requests_that_a_time_limit_left_unsent() -> None:
+    summary = summary_of(*chat(8, 60, sim__max_time_s=4))
+    unsent = 60 - summary["requests"]["offered"]
+    assert f"sim.max_time_s = 4 ended the run: {unsent} of 60 requests were never sent" in summary["notes"]
+    assert notes_of(*chat(8, 60, sim__max_time_s=400)) == []
 
 
 # -- what decides a run --------------------------------------------------------------------------------------

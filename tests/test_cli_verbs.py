@@ -16,6 +16,8 @@ import pytest
 from policies.presets import presets
 from sim import progress
 from sim.cli.main import VERBS, cli
+from sim.config import SECTIONS
+from sim.notes import NO_HOST_TERM
 from tests.command import batchscope, chat
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -97,7 +99,7 @@ def test_demo_shows_three_systems_side_by_side() -> None:
     assert ended.stdout.count("1,000 of 1,000 finished") == 3
     notes = [line for line in ended.stdout.splitlines() if line.startswith("note: ")]
     assert len(notes) == len(set(notes))
-    assert "note: no host term: steps last as long as the GPU works" in notes
+    assert f"note: {NO_HOST_TERM}" in notes
 
 
 def test_demo_as_json_and_its_order() -> None:
@@ -107,6 +109,29 @@ def test_demo_as_json_and_its_order() -> None:
     assert rates == sorted(rates)
     assert static["steps"]["slot_waste"] > 0.5
     assert paged["steps"]["slot_waste"] == 0.0
+
+
+def test_keys_lists_every_key_with_default_and_meaning() -> None:
+    everything = batchscope("keys").stdout
+    blocks = everything.removesuffix("\n").split("\n\n")
+    assert len(blocks) == len(SECTIONS)
+    for block, (name, section) in zip(blocks, SECTIONS.items(), strict=True):
+        title, *lines = block.splitlines()
+        assert title == f"[{name}]"
+        assert batchscope("keys", name).stdout == block + "\n"
+        for key, line, about in zip(section.all_keys() or ["KEY"], lines[::2], lines[1::2], strict=True):
+            assert line.startswith(f"  {name}.{key} = ")
+            assert line.endswith(")") or key == "KEY"
+            assert about.startswith("      ")
+            assert about.endswith(".")
+    assert "  workload.over_length = cut | reject  (default: \"cut\")\n" in everything
+    assert "  slo.ttft_s = seconds > 0  (default: none)\n" in everything
+    assert "  engine.block_size = whole number >= 1  (default: the preset's)\n" in everything
+    assert batchscope("keys", "slow").stderr == (
+        "batchscope: slow: unknown section; known are workload, engine, model, hardware, sim, slo, policy; "
+        "did you mean 'slo'?\n"
+    )
+    assert "batchscope keys" in batchscope("run", "--help").stdout
 
 
 def test_policies_list_and_show_every_preset() -> None:
@@ -126,10 +151,11 @@ def test_policies_list_and_show_every_preset() -> None:
 def test_short_helps_of_verbs_are_whole_and_every_option_has_help() -> None:
     import click
 
+    from sim.cli.calibrate import calibrate
     from sim.cli.hardware import hardware
     from sim.cli.policies import policies
 
-    for group in (policies, hardware):
+    for group in (policies, hardware, calibrate):
         assert "..." not in batchscope(str(group.name), "--help").stdout.replace("[ARGS]...", "")
         for command in group.commands.values():
             options = [option for option in command.params if isinstance(option, click.Option)]

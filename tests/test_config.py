@@ -23,6 +23,7 @@ from sim.config import (
     config_from_tables,
     load_config,
 )
+from sim.config_policy import PolicyConfig
 from traces.workload.lengths import Exponential, Fixed, Uniform
 
 POISSON = """\
@@ -80,7 +81,7 @@ def test_defaults() -> None:
         "engine": {"preset": "vllm-0.11", "faithful": False},
         "model": {"name": "llama-2-7b"},
         "hardware": {"name": "a100-80gb", "cost_model": "calibrated"},
-        "sim": {"skip_ahead": True, "record": "requests", "seed": 0},
+        "sim": {"record": "requests"},
         "slo": {},
     }
 
@@ -143,7 +144,7 @@ POSITIVE = "give a whole number of at least 1"
     [
         (
             "worklod.limit=3",
-            "worklod: unknown section; known are workload, engine, model, hardware, sim, slo; "
+            "worklod: unknown section; known are workload, engine, model, hardware, sim, slo, policy; "
             "did you mean 'workload'?",
         ),
         ("model.nam=x", "model.nam: unknown key; known are name; did you mean 'name'?"),
@@ -192,6 +193,12 @@ POSITIVE = "give a whole number of at least 1"
         ("workload.rate_scale=-2", "workload.rate_scale = -2: give a number of at least 1e-06 and of at most 1e+09"),
         ("workload.concurrency=0", f"workload.concurrency = 0: {POSITIVE}"),
         ("workload.seed=-1", "workload.seed = -1: give a whole number of at least 0"),
+        ("sim.seed=3", "sim.seed: unknown key; known are skip_ahead, record, max_time_s"),
+        (
+            "workload.num_requests=5",
+            "workload.num_requests = 5: a trace has no use for it; leave it out; "
+            "to replay the first rows: workload.limit = 5",
+        ),
         ("workload.cv=2", "workload.cv = 2: a trace has no use for it; leave it out"),
         ("workload.think_time_s=2", "workload.think_time_s = 2: a trace has no use for it; leave it out"),
         (
@@ -253,6 +260,58 @@ def test_a_source_needs_what_it_needs_and_no_more(changes: dict[str, Any], expec
     with pytest.raises(ConfigError) as error:
         WorkloadConfig(**(base | changes))
     assert str(error.value) == expected
+
+
+@pytest.mark.parametrize(("word", "key"), [("rate", "rate_per_s"), ("qps", "rate_per_s"), ("seeds", "seed")])
+def test_words_that_people_try(word: str, key: str) -> None:
+    message = said([f"workload.{word}=3"], trace="a.csv")
+    assert message.startswith(f"workload.{word}: unknown key; known are trace, generator, ")
+    assert message.endswith(f"; did you mean '{key}'?")
+
+
+def test_the_pool_has_one_size() -> None:
+    assert said(["engine.num_gpu_blocks=100", "engine.gpu_memory_utilization=0.5"], trace="a.csv") == (
+        "engine: num_gpu_blocks and gpu_memory_utilization both set the size of the KV pool; leave one out"
+    )
+
+
+def test_tables_in_place_of_a_file(run_toml: str) -> None:
+    import tomllib
+
+    tables = tomllib.loads(POISSON)
+    assert load_config(tables, ["engine.max_num_seqs=8"]) == load_config(run_toml, ["engine.max_num_seqs=8"])
+    assert load_config(tables, trace="a.csv").workload == WorkloadConfig(trace="a.csv")
+    assert tables == tomllib.loads(POISSON)
+
+
+@pytest.mark.parametrize(
+    ("keyword", "expected"),
+    [
+        ("rate_per_s", "rate_per_s: unknown keyword; give overrides=['workload.rate_per_s=VALUE']"),
+        ("modell", "modell: unknown keyword; known are trace, limit, preset, policy, model, hardware, cost_model, "
+         "record, max_time_s; did you mean 'model'?"),
+    ],
+)  # fmt: skip
+def test_an_unknown_keyword(keyword: str, expected: str) -> None:
+    assert said([], **{keyword: 3}) == expected
+
+
+def test_a_source_that_is_replaced_is_named(run_toml: str) -> None:
+    remarks: list[str] = []
+    load_config(run_toml, ["engine.max_num_seqs=8"], remarks)
+    assert remarks == []
+    load_config(run_toml, [], remarks, trace="a.csv")
+    load_config({"workload": {"trace": "a.csv"}}, [*_GENERATED, "workload.rate_per_s=1"], remarks)
+    assert remarks == [
+        "the trace takes the place of the workload's generator, rate_per_s, num_requests, prompt, output",
+        "the generator takes the place of workload.trace = a.csv",
+    ]
+
+
+_GENERATED = [
+    *("workload.generator=poisson", "workload.num_requests=5"),
+    *('workload.prompt={dist="fixed",value=5}', 'workload.output={dist="fixed",value=5}'),
+]
 
 
 @pytest.mark.parametrize(
@@ -331,10 +390,12 @@ def _configs() -> st.SearchStrategy[RunConfig]:
         preemption_mode=st.sampled_from([None, "swap", "auto"]),
         enable_prefix_caching=st.none() | st.booleans(),
     )
-    sims = st.builds(SimConfig, skip_ahead=st.booleans(), max_time_s=st.none() | _positive)
+    sims = st.builds(SimConfig, skip_ahead=st.none() | st.booleans(), max_time_s=st.none() | _positive)
     slos = st.builds(SloConfig, itl_s=st.none() | _positive)
     models, cards = st.builds(ModelConfig, name=_texts), st.builds(HardwareConfig, cost_model=_texts)
-    return st.builds(RunConfig, workloads, engines, models, cards, sims, slos)
+    parameters = st.dictionaries(st.sampled_from(["alpha", "beta"]), st.booleans() | st.integers() | _positive | _texts)
+    own = parameters.map(lambda values: PolicyConfig(**values))
+    return st.builds(RunConfig, workloads, engines, models, cards, sims, slos, own)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -64,7 +64,8 @@ def test_a_configuration_object_a_file_and_the_command_line_agree() -> None:
     for summary in summaries:
         del summary["wall"]
     assert summaries[0] == summaries[1] == summaries[2] == summaries[3]
-    with pytest.raises(UserError, match=r"^simulate: give a RunConfig, or a path with overrides and flags, not both$"):
+    message = "simulate: give a RunConfig, or a path or tables with overrides and flags, not both"
+    with pytest.raises(UserError, match=f"^{message}$"):
         simulate(config, policy="orca-max")
 
 

@@ -28,7 +28,10 @@ def run(
     overrides: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Simulate one workload under one policy: CONFIG is a RUN.toml; options and --set come on top of it."""
+    """Simulate one workload under one policy: CONFIG is a RUN.toml; options and --set come on top of it.
+
+    'batchscope keys' lists every key of RUN.toml and --set.
+    """
     from pathlib import Path
 
     from sim.api import prepare, run_setup
@@ -39,8 +42,9 @@ def run(
 
     if out is not None:
         check_new(Path(out))
-    loaded = load_config(config, overrides, trace=trace, policy=policy, model=model, hardware=hardware)
-    setup = prepare(loaded)
+    remarks: list[str] = []
+    loaded = load_config(config, overrides, remarks, trace=trace, policy=policy, model=model, hardware=hardware)
+    setup = prepare(loaded, remarks)
     if out is None and not as_json:
         out = str(next_folder(loaded))
     with ProgressLine(setup.workload.num_requests) as progress:

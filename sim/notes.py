@@ -1,0 +1,57 @@
+"""What the reader of a result must know: assumptions before a run, and what cut it short or its answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from traces.workload.source import EXACT_LIMITS
+
+if TYPE_CHECKING:
+    from policies.presets import Parameters
+    from sim.api import Setup
+    from sim.world.world import Outcome
+    from traces.metrics.accumulate import RunMetrics
+    from traces.workload.source import Workload
+
+NO_HOST_TERM = "no host term: real servers add host time to every step; TTFT and ITL here are lower bounds"
+
+
+def setup_notes(parameters: Parameters, workload: Workload, remarks: Sequence[str] = ()) -> tuple[str, ...]:
+    """Notes on what is going to run, after ``remarks`` on its configuration."""
+    reads_limits = _reads_limits(parameters)
+    notes = [note for note in workload.notices if reads_limits or not note.endswith(EXACT_LIMITS)]
+    host = () if parameters.preset.host else (NO_HOST_TERM,)
+    return (*remarks, *notes, *host)
+
+
+def _reads_limits(parameters: Parameters) -> bool:
+    """Whether decisions may depend on the limits of requests: Orca's reservations by length, SGLang's admission,
+    Vidur's door, and whatever a class of the user's does. Slots and blocks elsewhere do not look at them."""
+    preset = parameters.preset
+    return parameters.custom is not None or preset.blocks in ("token", "radix") or preset.system == "Vidur"
+
+
+def run_notes(setup: Setup, outcome: Outcome, metrics: RunMetrics) -> tuple[str, ...]:
+    """Notes on what became of the requests."""
+    notes = []
+    sim, workload = setup.config.sim, setup.workload
+    unsent = workload.num_requests - outcome.offered
+    if sim.max_time_s is not None and outcome.status == "completed" and unsent > 0:
+        notes.append(
+            f"sim.max_time_s = {sim.max_time_s:g} ended the run: {unsent:,} of {workload.num_requests:,} requests were "
+            "never sent"
+        )
+    cut = metrics.reasons.get("length", 0)
+    if cut:
+        at = f"max_model_len = {setup.parameters.max_model_len:,}"
+        if not _limits_are_lengths(setup):
+            at = f"their max_tokens or at {at}"
+        notes.append(f"{cut:,} {'answer was' if cut == 1 else 'answers were'} cut at {at} (reason length)")
+    return tuple(notes)
+
+
+def _limits_are_lengths(setup: Setup) -> bool:
+    """Whether no limit is below the length that its answer would have, so that only the model's length cuts."""
+    rule = setup.workload.max_tokens_rule
+    return rule in ("output", "model") or (rule is None and setup.config.workload.trace is None)
