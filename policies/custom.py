@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from policies.core.errors import ConfigError, closest
+from policies.core.errors import ConfigError, UserError, closest
 from policies.core.protocols import Policy
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
     from types import ModuleType
 
 _TAKES_ANY_KEYWORD = 0x08
@@ -34,7 +35,10 @@ def load_custom(address: str) -> type[Policy]:
         classes = [key for key, value in vars(module).items() if isinstance(value, type)]
         raise ConfigError(f"{where}: {file} has no class '{name}'{closest(name, classes)}")
     if not (isinstance(found, type) and issubclass(found, Policy)):
-        raise ConfigError(f"{where}: {name} is no policy; derive it from policies.core.protocols.Policy")
+        raise ConfigError(
+            f"{where}: {name} is no policy; derive it from policies.systems.base.BatchingPolicy"
+            " (or policies.core.protocols.Policy)"
+        )
     missing = sorted(found.__abstractmethods__)
     if missing:
         raise ConfigError(f"{where}: {name} does not define {', '.join(missing)}")
@@ -59,45 +63,78 @@ def _import_file(file: str, where: str) -> ModuleType:
         spec.loader.exec_module(module)
     except Exception as error:
         del sys.modules[name]
-        line = _line_of(error, str(path))
-        raise ConfigError(f"{where}: {file}{line} fails with {type(error).__name__}: {error}") from error
+        said = f"{where}: {line_of(error, file)} fails with {type(error).__name__}: {error}"
+        raise ConfigError(said) from error
     return module
 
 
-def _line_of(error: Exception, file: str) -> str:
-    """``", line N"``: the last line of the file itself that led to the error."""
+def line_of(error: Exception, file: str) -> str:
+    """``"FILE, line N"``: the last line of that file which led to the error; if none did, the line that raised it."""
     import traceback
     from pathlib import Path
 
     if isinstance(error, SyntaxError):
-        return f", line {error.lineno}"
+        return f"{file}, line {error.lineno}"
     home = Path(file).resolve()
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if Path(frame.filename).resolve() == home]
-    return f", line {lines[-1]}" if lines else ""
+    if lines:
+        return f"{file}, line {lines[-1]}"
+    last = frames[-1]
+    return f"{'/'.join(Path(last.filename).parts[-2:])}, line {last.lineno}"
 
 
-def construct(cls: type[Policy], first: object, offered: dict[str, object], where: str) -> Policy:
-    """``cls(first, ...)`` with those of the ``offered`` keyword arguments that its ``__init__`` names.
+def construct(
+    cls: type[Policy], first: object, offered: dict[str, object], where: str, own: Mapping[str, object] | None = None
+) -> Policy:
+    """``cls(first, ...)`` with those of the ``offered`` keyword arguments that its ``__init__`` names, and with all of
+    its ``own``.
 
-    ConfigError if it wants an argument that nothing offers.
+    ConfigError if it wants an argument that nothing offers, or does not know one of its own.
     """
     init: Any = cls.__init__
     code = getattr(init, "__code__", None)
     if code is None or code.co_argcount < 2:
         raise ConfigError(f"{where}: {cls.__name__} needs __init__(self, kv, *, ...), kv being its KvManager")
+    own = own or {}
+    for name in own.keys() & offered.keys():
+        raise ConfigError(f"policy.{name}: the preset gives this one; set engine.{name}")
     if not code.co_flags & _TAKES_ANY_KEYWORD:
         names = code.co_varnames[2 : code.co_argcount + code.co_kwonlyargcount]
+        _check_own(names, offered, own, f"__init__ of {cls.__name__}")
         positional = names[: code.co_argcount - 2]
         first_default = max(0, len(positional) - len(init.__defaults__ or ()))
-        optional = {*positional[first_default:], *(init.__kwdefaults__ or ())}
+        optional = {*own, *positional[first_default:], *(init.__kwdefaults__ or ())}
         for name in names:
             if name not in offered and name not in optional:
                 raise ConfigError(
                     f"{where}: __init__ of {cls.__name__} wants '{name}', which this preset does not offer;"
-                    " give it a default"
+                    f" give it a default, or set policy.{name}"
                 )
         offered = {name: offered[name] for name in names if name in offered}
     make: Any = cls
-    policy: Policy = make(first, **offered)
+    policy: Policy = make(first, **offered, **own)
     return policy
+
+
+def construct_custom(
+    cls: type[Policy], first: object, offered: dict[str, object], address: str, own: Mapping[str, object]
+) -> Policy:
+    """As ``construct``, of the class at ``address``; what its ``__init__`` raises becomes a ConfigError in one line."""
+    where = f"engine.policy = '{address}'"
+    try:
+        return construct(cls, first, offered, where, own)
+    except UserError:
+        raise
+    except Exception as error:
+        place = line_of(error, address.rpartition(":")[0])
+        said = f"{where}: __init__ fails at {place} with {type(error).__name__}: {error}"
+        raise ConfigError(said) from error
+
+
+def _check_own(names: Sequence[str], offered: Collection[str], own: Mapping[str, object], taker: str) -> None:
+    free = [name for name in names if name not in offered]
+    for name in own:
+        if name not in free:
+            known = f"it takes {', '.join(free)}" if free else "it has none of its own"
+            raise ConfigError(f"policy.{name}: {taker} takes no such argument; {known}{closest(name, free)}")

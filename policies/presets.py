@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from policies.core.errors import CatalogError, ConfigError, closest
 from policies.core.kv import KvManager
 from policies.core.protocols import Policy, Services
-from policies.custom import construct, load_builtin, load_custom
+from policies.custom import construct, construct_custom, load_builtin, load_custom
 from policies.preset_table import POOL_BLOCK_SIZE, PRESETS, Preset, Rule, Value
 from policies.preset_text import describe, describe_all, to_dict, unknown
 
@@ -74,11 +74,22 @@ def choose(preset_name: str, policy: str | None) -> tuple[Preset, str | None]:
 
 
 class Parameters(NamedTuple):
-    """A preset with a value for each parameter; ``custom`` is the address of a class in place of its own."""
+    """A preset with a value for each parameter; ``custom`` is the address of a class in place of its own, which takes
+    ``own`` keyword arguments besides."""
 
     preset: Preset
     values: Mapping[str, Value]
     custom: str | None = None
+    own: Mapping[str, object] = MappingProxyType({})
+
+    def with_own(self, own: Mapping[str, object]) -> Parameters:
+        """With the keys of RUN.toml's [policy]; ConfigError without a class of the user's that could take them."""
+        for name, value in own.items() if self.custom is None else ():
+            raise ConfigError(
+                f"policy.{name} = {_toml(value)}: for engine.policy = 'FILE.py:CLASS' only; the parameters of preset"
+                f" {self.preset.name} are keys of engine, see 'batchscope policies show {self.preset.name}'"
+            )
+        return self._replace(own=own)
 
     @property
     def max_model_len(self) -> int:
@@ -232,8 +243,10 @@ def build_policy(
         "block_bytes": kv_bytes_per_token * kv.block_size,
         "pieces_per_block": pieces_per_block,
     }
-    cls = load_builtin(address) if custom is None else load_custom(custom)
-    policy = construct(cls, kv, offered, f"engine.policy = '{custom or address}'")
+    if custom is None:
+        policy = construct(load_builtin(address), kv, offered, f"engine.policy = '{address}'")
+    else:
+        policy = construct_custom(load_custom(custom), kv, offered, custom, parameters.own)
     return policy, EngineOptions(deliver_at_batch_end=chosen.delivery == "batch_end")
 
 

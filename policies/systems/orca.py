@@ -71,9 +71,7 @@ class Orca(BatchingPolicy):
             self._admit(joins, chunks)
         rejected = tuple(self._rejected)
         if not self.running:
-            idle = Idle("no_requests", None, tuple(self._leaves), rejected)
-            self._leaves.clear()
-            return idle
+            return self.idle("no_requests", rejected=rejected)
         limit = self._limit() if self.waiting else "arrivals"
         return self.make_plan(
             decode=True, chunks=chunks, joins=joins, grants=grants, rejected=rejected, limited_by=limit
@@ -110,11 +108,9 @@ class Orca(BatchingPolicy):
                 continue
             if num_blocks > kv.num_free:
                 break
-            self.waiting.popleft()
-            self.enter(row)
-            joins.append((row.id, kv.open(row.id, num_blocks)))
-            chunks.append(Chunk(row.id, 0, row.prompt_tokens, True))
-            row.num_computed_tokens = row.prompt_tokens
+            join, chunk = self.admit(self.waiting.popleft(), num_blocks)
+            joins.append(join)
+            chunks.append(chunk)
 
     def _reservation_of_head(self, row: Row) -> int:
         """Asked once a request, however long it waits at the head."""

@@ -70,9 +70,7 @@ class RequestBatcher(Static):
         if not self.running and self.waiting:
             wake_at_s = self.form(now_s)
             if not self.formed:
-                idle = Idle("batch_window", wake_at_s, tuple(self._leaves))
-                self._leaves.clear()
-                return idle
+                return self.idle("batch_window", wake_at_s=wake_at_s)
         return super().schedule(now_s)
 
     def _start_batch(self) -> tuple[list[Grant], list[Chunk]]:

@@ -202,9 +202,7 @@ class Sarathi(BatchingPolicy):
         )
 
     def _idle(self, reason: str) -> Idle:
-        idle = Idle(reason, None, tuple(self._leaves), tuple(self._rejected))
-        self._leaves.clear()
-        return idle
+        return self.idle(reason, rejected=self._rejected)
 
     def _limit(self) -> str:
         return "kv_blocks" if self._preempted else self._blocked_by or "batch"

@@ -160,9 +160,7 @@ class SplitFuse(BatchingPolicy):
     def _idle(self, rejected: Sequence[Finish]) -> Idle:
         """Nobody is there: the calls of the loop that follow take no time and free everything."""
         self._flush(self._answered)
-        idle = Idle("no_requests", None, tuple(self._leaves), tuple(rejected))
-        self._leaves.clear()
-        return idle
+        return self.idle("no_requests", rejected=rejected)
 
     def _flush(self, ids: list[RequestId]) -> None:
         for request_id in ids:

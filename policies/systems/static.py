@@ -44,9 +44,7 @@ class Static(BatchingPolicy):
         if self.running:
             return self.make_plan(decode=True, limited_by=self._limit())
         if not self.waiting:
-            idle = Idle("no_requests", None, tuple(self._leaves))
-            self._leaves.clear()
-            return idle
+            return self.idle("no_requests")
         joins, chunks = self._start_batch()
         plan = self.make_plan(decode=True, chunks=chunks, joins=joins, limited_by=self._limit())
         longest = max([chunk.num_tokens for chunk in chunks])
@@ -60,11 +58,9 @@ class Static(BatchingPolicy):
         joins: list[Grant] = []
         chunks: list[Chunk] = []
         for _ in range(min(len(self.waiting), self.max_num_seqs, self.kv.num_free)):
-            row = self.waiting.popleft()
-            self.enter(row)
-            joins.append((row.id, self.kv.open(row.id, 1)))
-            chunks.append(Chunk(row.id, 0, row.prompt_tokens, True))
-            row.num_computed_tokens = row.prompt_tokens
+            join, chunk = self.admit(self.waiting.popleft(), 1)
+            joins.append(join)
+            chunks.append(chunk)
         if not chunks:
             raise ContractError("static batching with a pool that holds not one slot")
         return joins, chunks

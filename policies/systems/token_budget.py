@@ -71,9 +71,7 @@ class TokenBudget(BatchingPolicy):
             self._admit()
         self._plan_preempted = bool(self._preempted)
         if not self.decode.rows and not self._new_chunks and not self._preempted:
-            idle = Idle("no_requests", None, tuple(self._leaves), tuple(self._rejected))
-            self._leaves.clear()
-            return idle
+            return self.idle("no_requests", rejected=self._rejected)
         return self.make_plan(
             decode=bool(self.decode.rows or self._new_chunks),
             chunks=self._new_chunks,

@@ -124,9 +124,7 @@ class AsyncTokenBudget(TokenBudget033):
         if self.waiting and not self._preempted:
             self._admit()
         if not self._batch and not self._preempted and not any(self._flying):
-            idle = Idle("no_requests", None, tuple(self._leaves), tuple(self._rejected))
-            self._leaves.clear()
-            return idle
+            return self.idle("no_requests", rejected=self._rejected)
         return self._make()
 
     def _make(self) -> StepPlan:

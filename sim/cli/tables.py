@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from io import StringIO
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from traces.record.schema import outcome
 
 if TYPE_CHECKING:
     from sim.api import Result
@@ -12,38 +14,59 @@ if TYPE_CHECKING:
 Summary = Mapping[str, Any]
 
 
-def _time(name: str, statistic: str) -> Callable[[Summary], str]:
-    def cell(summary: Summary) -> str:
+class Cell(NamedTuple):
+    """A value in words, and the number of samples behind it (None: no statistic)."""
+
+    text: str
+    n: int | None = None
+
+
+FEW = 300
+"""Below this many samples a p99 is little more than the maximum."""
+
+NOTHING = Cell("-")
+Row = Callable[[Summary], Cell]
+
+
+def _time(name: str, statistic: str) -> Row:
+    def cell(summary: Summary) -> Cell:
         stats = summary.get(name)
         if stats is None:
-            return "-"
+            return NOTHING
         if summary["delivery"] == "batch_end" and name in ("itl_s", "tpot_s"):
-            return "all at once"
-        return seconds(stats[statistic])
+            return Cell("all at once", stats["n"])
+        few = " (n small)" if statistic == "p99" and stats["n"] < FEW else ""
+        return Cell(seconds(stats[statistic]) + few, stats["n"])
 
     return cell
 
 
-def _number(*path: str, unit: str = "", scale: float = 1.0) -> Callable[[Summary], str]:
-    def cell(summary: Summary) -> str:
+def _value(words: Callable[[float], str], *path: str) -> Row:
+    def cell(summary: Summary) -> Cell:
         value: Any = summary
         for key in path:
             value = value.get(key) if value is not None else None
-        return "-" if value is None else _digits(value * scale) + unit
+        return NOTHING if value is None else Cell(words(value))
 
     return cell
 
 
 def seconds(value_s: float) -> str:
     """A duration in milliseconds below one second."""
-    return f"{_digits(value_s)} s" if value_s >= 1.0 else f"{_digits(value_s * 1e3)} ms"
+    return f"{digits(value_s)} s" if value_s >= 0.9995 else f"{digits(value_s * 1e3)} ms"
 
 
-def _digits(value: float) -> str:
+def digits(value: float) -> str:
     """Three significant digits, thousands grouped."""
-    if isinstance(value, int) or abs(value) >= 1_000:
-        return f"{value:,.0f}"
-    return f"{value:.3g}"
+    return f"{value:,.0f}" if isinstance(value, int) or abs(value) >= 999.5 else f"{value:.3g}"
+
+
+def percent(share: float) -> str:
+    """A share in percent; neither 0 % nor 100 % unless it is just that."""
+    value = 100.0 * share
+    if 0.0 < value < 0.1:
+        return "< 0.1 %"
+    return "> 99.9 %" if 99.95 <= value < 100.0 - 1e-9 else f"{digits(value)} %"
 
 
 def _requests(summary: Summary) -> str:
@@ -53,65 +76,127 @@ def _requests(summary: Summary) -> str:
     return ", ".join(parts)
 
 
-def _stable(summary: Summary) -> str:
+def _keeps_up(summary: Summary) -> Cell:
     verdict = summary.get("stability")
     if verdict is None:
-        return "-"
-    return "yes" if verdict["stable"] else f"no: queue grows by {_digits(verdict['queue_slope_per_s'])}/s"
+        closed = summary["config"]["workload"].get("concurrency") is not None
+        return Cell("closed loop" if closed else "not enough data")
+    growth = digits(verdict["queue_slope_per_s"])
+    return Cell("yes" if verdict["stable"] else f"no: {growth} more requests in the system each second")
 
 
-def _preemptions(summary: Summary) -> str:
+def _in_a_step(summary: Summary) -> Cell:
+    rows = summary["steps"].get("rows_mean")
+    return NOTHING if rows is None else Cell(f"{digits(rows)} (of {summary['config']['parameters']['max_num_seqs']:,})")
+
+
+def _preemptions(summary: Summary) -> Cell:
     counts = summary["preemptions"]
-    return f"{counts['recompute'] + counts['swap']:,}"
+    moved_bytes = counts["swapped_out_bytes"] + counts["swapped_in_bytes"]
+    prices = {
+        "recompute": f"{counts['recomputed_tokens']:,} tokens again",
+        "swap": f"{digits(moved_bytes / 1e9)} GB moved",
+    }
+    parts = [f"{counts[kind]:,} by {kind} ({price})" for kind, price in prices.items() if counts[kind]]
+    return Cell(", ".join(parts) or "0")
 
 
-ROWS: dict[str, Callable[[Summary], str]] = {
-    "stable": _stable,
+def _limited_by(summary: Summary) -> Cell:
+    shares = sorted(summary["limited_by"].items(), key=lambda item: -item[1])
+    return Cell(", ".join(f"{cause} {100 * share:.0f} %" for cause, share in shares if share >= 0.005) or "-")
+
+
+ROWS: dict[str, Row] = {
+    "keeps up": _keeps_up,
     "TTFT mean": _time("ttft_s", "mean"),
+    "TTFT p50": _time("ttft_s", "p50"),
     "TTFT p99": _time("ttft_s", "p99"),
     "ITL mean": _time("itl_s", "mean"),
     "ITL p99": _time("itl_s", "p99"),
     "TPOT mean": _time("tpot_s", "mean"),
     "E2E mean": _time("e2e_s", "mean"),
     "E2E p99": _time("e2e_s", "p99"),
-    "output tokens/s, whole run": _number("throughput", "output_tokens_per_s"),
-    "output tokens/s, steady": _number("throughput", "steady_output_tokens_per_s"),
-    "hardware bound, tokens/s": _number("throughput", "bound_output_tokens_per_s"),
-    "batch occupancy": _number("steps", "occupancy_mean", unit=" %", scale=100.0),
-    "slots wasted": _number("steps", "slot_waste", unit=" %", scale=100.0),
-    "KV cache used, mean": _number("kv", "utilization_mean", unit=" %", scale=100.0),
+    "output tokens/s, whole run": _value(digits, "throughput", "output_tokens_per_s"),
+    "output tokens/s, steady": _value(digits, "throughput", "steady_output_tokens_per_s"),
+    "hardware bound, tokens/s": _value(digits, "throughput", "bound_output_tokens_per_s"),
+    "requests in a step, mean": _in_a_step,
+    "slots wasted": _value(percent, "steps", "slot_waste"),
+    "KV cache reserved, mean": _value(percent, "kv", "utilization_mean"),
+    "... of it empty": _value(percent, "kv", "fragmentation_mean"),
     "preemptions": _preemptions,
-    "decode-only steps between plans": _number("steps", "quiet_run_mean"),
-    "duration": _number("duration_s", unit=" s"),
+    "limited by": _limited_by,
+    "duration": _value(seconds, "duration_s"),
 }
 
-WITH_LIMITS: dict[str, Callable[[Summary], str]] = {
-    "within all limits": _number("goodput", "attainment", unit=" %", scale=100.0),
-    "goodput, requests/s": _number("goodput", "requests_per_s"),
-}
-"""Rows of runs that state limits in [slo]."""
+_LIMITS = {"ttft_s": "TTFT", "itl_s": "mean ITL of a request", "tpot_s": "TPOT", "e2e_s": "E2E"}
 
 
-def _rows(summaries: Sequence[Summary]) -> list[list[str]]:
-    limits = WITH_LIMITS if any("goodput" in summary for summary in summaries) else {}
-    return [[name, *(cell(summary) for summary in summaries)] for name, cell in (ROWS | limits).items()]
+def _limits(summaries: Sequence[Summary]) -> dict[str, Row]:
+    """Rows of runs that state limits in [slo]: each limit in words, then all together."""
+    rows: dict[str, Row] = {}
+    for summary in summaries:
+        for name, limit_s in summary["config"].get("slo", {}).items():
+            rows[f"{_LIMITS[name]} <= {seconds(limit_s)}"] = _within(name, limit_s)
+    if rows:
+        rows["within all limits"] = _value(percent, "goodput", "attainment")
+        rows["goodput, requests/s"] = _value(digits, "goodput", "requests_per_s")
+    return rows
+
+
+def _within(name: str, limit_s: float) -> Row:
+    def cell(summary: Summary) -> Cell:
+        stated = summary["config"].get("slo", {}).get(name) == limit_s
+        share = summary.get("goodput", {}).get("within", {}).get(name)
+        return Cell(percent(share)) if stated and share is not None else NOTHING
+
+    return cell
+
+
+def _rows(summaries: Sequence[Summary]) -> list[tuple[str, list[Cell]]]:
+    rows = ROWS | _limits(summaries)
+    return [(name, [cell(summary) for summary in summaries]) for name, cell in rows.items()]
 
 
 def run_table(result: Result) -> str:
     """One run: what it was, its requests, its metrics, what to know, and where the record is."""
     summary = result.summary
+    rows = [[name, cell.text, "" if cell.n is None else f"{cell.n:,}"] for name, (cell,) in _rows([summary])]
     lines = [
-        f"{summary['preset']}, {summary['model']} on {summary['hardware']} ({summary['side']})",
+        *_unserved(summary),
+        f"{_engine(summary)}, {summary['model']} on {summary['hardware']} ({summary['side']})",
         *([] if summary["status"] == "completed" else [f"status: {summary['status']}"]),
         _requests(summary),
         *_reasons(summary),
         "",
-        render(["", "value"], _rows([summary])),
+        render(["", "value", "n"], rows),
         *(f"note: {notice}" for notice in result.notices),
     ]
     if result.folder is not None:
         lines.append(f"record: {result.folder}")
     return "\n".join(lines)
+
+
+def _engine(summary: Summary) -> str:
+    """The preset, or the class that ran in its place."""
+    preset, policy = summary["preset"], summary["policy"]
+    name = policy.replace("\\", "/").rpartition("/")[2]
+    return f"{name} (parameters and KV memory of {preset})" if ".py:" in policy else str(preset)
+
+
+def _short(summary: Summary) -> str:
+    """The preset's or the class's name."""
+    policy: str = summary["policy"]
+    return policy.rpartition(":")[2] if ".py:" in policy else str(summary["preset"])
+
+
+def _unserved(summary: Summary) -> list[str]:
+    """A warning where more than 1 % of the requests did not finish: the other figures are those of the rest."""
+    counts = summary["requests"]
+    missing = counts["offered"] - counts["finished"]
+    if missing <= 0.01 * counts["offered"]:
+        return []
+    reasons = [f"{name} {n:,}" for name, n in counts["reasons"].items() if outcome(name) != "finished"]
+    return [f"WARNING: {missing:,} of {counts['offered']:,} requests were not served ({', '.join(reasons)})"]
 
 
 def _reasons(summary: Summary) -> list[str]:
@@ -122,8 +207,19 @@ def _reasons(summary: Summary) -> list[str]:
 def comparison_table(summaries: Sequence[Summary]) -> str:
     """Several runs side by side, one column each."""
     rows = [["requests", *(_requests(summary) for summary in summaries)]]
-    rows += _rows(summaries)
-    return render(["", *(str(summary["preset"]) for summary in summaries)], rows)
+    rows += [
+        [name, *(_with_n(cell, summary) for cell, summary in zip(cells, summaries, strict=True))]
+        for name, cells in _rows(summaries)
+    ]
+    return render(["", *(_short(summary) for summary in summaries)], rows)
+
+
+def _with_n(cell: Cell, summary: Summary) -> str:
+    """In fewer words; with the number of samples where it is neither that of the finished requests nor that of their
+    gaps."""
+    text = cell.text.replace(" requests in the system", "")
+    gaps = summary.get("itl_s", {}).get("n")
+    return text if cell.n in (None, summary["requests"]["finished"], gaps) else f"{text} (n {cell.n:,})"
 
 
 def render(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -1,0 +1,169 @@
+"""A policy under supervision: what a user's own class breaks ends the run with one line, not with wrong figures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from policies.core.errors import ContractError, RunError, UserError
+from policies.core.plan import BatchRow, Grant, Horizon, Idle, Load, Queues, StepPlan, StepResult, Transfer
+from policies.core.protocols import Details, Policy
+from policies.core.request import Request, RequestId
+from policies.custom import line_of
+from policies.ledger import Ledger
+from policies.systems.base import BatchingPolicy
+
+T = TypeVar("T")
+
+_CHECK_BLOCKS_EVERY = 64
+"""Steps between two looks at all blocks of the pool, which cost O(blocks); the first steps are all looked at."""
+
+
+class CheckedPolicy(Policy):
+    """Passes every call on to ``policy`` and checks what it plans.
+
+    After each plan and each ``skip``: every computed row has joined and has the blocks of its tokens, chunks follow
+    what is computed and emit at its end, who ended leaves and frees, limits that the policy has (``max_num_seqs``,
+    ``max_num_batched_tokens``) are kept, the pool's blocks are conserved. Driven step by step, also what ``horizon``
+    promised: within it only grants. A broken rule, and an exception of the class itself, is a UserError in one line
+    that begins with ``engine.policy = 'ADDRESS'``; RunError and UserError pass.
+    """
+
+    def __init__(self, policy: Policy, address: str) -> None:
+        self.policy, self.address = policy, address
+        self.kv = policy.kv
+        self.max_in_flight = policy.max_in_flight
+        self.tokens_past_length = policy.tokens_past_length
+        self._file = address.rpartition(":")[0]
+        self._ledger = Ledger(self.kv.block_size, caches_prefixes=self.kv.caches_prefixes)
+        self._num_plans = 0
+
+    @property
+    def swap_exhausted(self) -> int:
+        """Victims that found no room in the CPU tier."""
+        return int(getattr(self.policy, "swap_exhausted", 0))
+
+    # -- calls that are checked --------------------------------------------------------------------------------------
+
+    def refusal(self, request: Request) -> str | None:
+        """As the policy says."""
+        return self._call(self.policy.refusal, request)
+
+    def on_arrival(self, request: Request) -> None:
+        """Note the request and pass it on."""
+        self._ledger.arrive(request)
+        self._call(self.policy.on_arrival, request)
+
+    def on_abort(self, request_id: RequestId) -> int:
+        """Pass on, and check the number of tokens it made."""
+        produced = self._call(self.policy.on_abort, request_id)
+        self._check(self._ledger.abort, request_id, produced)
+        return produced
+
+    def schedule(self, now_s: float) -> StepPlan | Idle:
+        """Plan, and check the plan."""
+        plan: object = self._call(self.policy.schedule, now_s)
+        if isinstance(plan, Idle):
+            self._check(self._ledger.idle, plan, self.kv.tables)
+        elif isinstance(plan, StepPlan):
+            order = self._call(self.policy.batch_order)
+            self._check(self._ledger.plan, plan, order, self.kv.tables, self.kv.cpu_tables)
+            self._check(self._check_limits, plan, order)
+            if plan.is_quiet:
+                self._check(self._ledger.promise, self.horizon())
+        else:
+            raise self._error(
+                f"schedule returned {_kind(plan)}; return self.make_plan(...), or self.idle(reason) if nothing can run"
+            )
+        self._num_plans += 1
+        if self._num_plans <= _CHECK_BLOCKS_EVERY or not self._num_plans % _CHECK_BLOCKS_EVERY:
+            self._check(self.kv.check)
+        return plan
+
+    def on_step_end(self, result: StepResult) -> None:
+        """Book the result on both sides."""
+        self._call(self.policy.on_step_end, result)
+        self._ledger.book(result)
+
+    def skip(self, steps: int) -> Sequence[Grant]:
+        """Pass on, and check that all rows have the blocks of these steps."""
+        grants = self._call(self.policy.skip, steps)
+        self._check(self._ledger.skip, steps, grants, self.kv.tables)
+        return grants
+
+    def horizon(self) -> Horizon:
+        """Pass on; it must be a Horizon."""
+        horizon: object = self._call(self.policy.horizon)
+        if not isinstance(horizon, Horizon) or horizon.steps < 0:
+            raise self._error(f"horizon returned {_kind(horizon)}; return Horizon(0, True) if unsure")
+        return horizon
+
+    def on_transfer_done(self, transfer: Transfer) -> None:
+        """Pass on."""
+        self._ledger.transfer_done()
+        self._call(self.policy.on_transfer_done, transfer)
+
+    def _check_limits(self, plan: StepPlan, order: Sequence[BatchRow]) -> None:
+        policy = self.policy
+        for name, used in (("max_num_seqs", len(order)), ("max_num_batched_tokens", plan.num_tokens)):
+            limit = getattr(policy, name, None)
+            if isinstance(limit, int) and used > limit:
+                what = "rows" if name == "max_num_seqs" else "tokens"
+                raise ContractError(f"the plan has {used:,} {what}, more than {name} = {limit:,}")
+        if isinstance(policy, BatchingPolicy):
+            for chunk in plan.chunks:
+                row, end = policy.running.get(chunk.id), chunk.start + chunk.num_tokens
+                if row is not None and row.num_computed_tokens != end:
+                    raise ContractError(
+                        f"request {row.id} has a chunk up to token {end} and num_computed_tokens ="
+                        f" {row.num_computed_tokens}; set row.num_computed_tokens with each chunk, as self.admit does"
+                    )
+
+    # -- views -------------------------------------------------------------------------------------------------------
+
+    def batch_order(self) -> list[BatchRow]:
+        """As the policy says."""
+        return self._call(self.policy.batch_order)
+
+    def load(self) -> Load:
+        """As the policy says."""
+        return self._call(self.policy.load)
+
+    def queues(self) -> Queues:
+        """As the policy says."""
+        return self._call(self.policy.queues)
+
+    def plan_details(self) -> Details:
+        """As the policy says."""
+        return self._call(self.policy.plan_details)
+
+    def queue_details(self) -> Details:
+        """As the policy says."""
+        return self._call(self.policy.queue_details)
+
+    # -- errors ------------------------------------------------------------------------------------------------------
+
+    def _call(self, method: Callable[..., T], *arguments: object) -> T:
+        """Run a method of the policy; what it raises becomes one line."""
+        try:
+            return method(*arguments)
+        except (RunError, UserError):
+            raise
+        except Exception as error:
+            what = getattr(method, "__name__", "a call")
+            raise self._error(
+                f"{what} fails at {line_of(error, self._file)} with {type(error).__name__}: {error}"
+            ) from error
+
+    def _check(self, rule: Callable[..., object], *arguments: object) -> None:
+        try:
+            rule(*arguments)
+        except ContractError as error:
+            raise self._error(str(error)) from error
+
+    def _error(self, message: str) -> UserError:
+        return UserError(f"engine.policy = '{self.address}': step {self._ledger.step}: {message}")
+
+
+def _kind(value: object) -> str:
+    return repr(value) if value is None or isinstance(value, int | float | str | tuple) else f"a {type(value).__name__}"

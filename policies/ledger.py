@@ -1,0 +1,296 @@
+"""An account of what a policy's plans say they compute, kept from the plans and results alone, and the rules for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from policies.core.errors import ContractError
+from policies.core.plan import BatchRow, Chunk, Decode, Finish, Grant, Horizon, Idle, StepPlan, StepResult
+from policies.core.request import Request, RequestId
+
+Tables = Mapping[RequestId, Sequence[int]]
+"""Block tables by request."""
+
+_MAX_EMPTY_PLANS = 2
+"""Plans in a row that compute nothing: some systems only preempt or drop in a step."""
+
+_GRANTS = "pass grants=self.decode.grant() to make_plan"
+
+
+class _Entry:
+    """One request: ``known`` tokens, of which ``computed`` have KV; ``held`` blocks are those that plans told of while
+    it is in the batch, None outside of it. Only one that ``may_share`` content finds a cached prefix."""
+
+    def __init__(self, request: Request, *, may_share: bool) -> None:
+        self.may_share = may_share
+        self.prompt_tokens = self.known = request.prompt_tokens
+        self.computed = 0
+        self.held: int | None = None
+
+
+class Ledger:
+    """Holds each plan against the ones before it; ContractError names the request, what is wrong, and the remedy.
+
+    ``step`` counts the steps booked. A step costs O(rows of the batch).
+    """
+
+    def __init__(self, block_size: int, *, caches_prefixes: bool) -> None:
+        self.step = 0
+        self._block_size, self._caches_prefixes = block_size, caches_prefixes
+        self._live: dict[RequestId, _Entry] = {}
+        self._ended: dict[RequestId, _Entry] = {}
+        self._order: list[BatchRow] = []
+        self._chunks: dict[RequestId, Chunk] = {}
+        self._begun = 0
+        self._empty_plans = 0
+        self._quiet_until = 0
+        self._promise: tuple[int, Horizon] = (0, Horizon(0, True))
+
+    # -- what comes in -----------------------------------------------------------------------------------------------
+
+    def arrive(self, request: Request) -> None:
+        """A request was handed over."""
+        self._live[request.id] = _Entry(request, may_share=self._caches_prefixes and bool(request.segments))
+        if self._promise[1].arrivals_matter:
+            self._quiet_until = 0
+
+    def abort(self, request_id: RequestId, num_output_tokens: int) -> None:
+        """A request was taken away; the policy says what it had produced."""
+        self._quiet_until = 0
+        entry = self._live.get(request_id)
+        if entry is not None:
+            self._end(request_id, entry)
+            self._check_output(request_id, entry, num_output_tokens, "on_abort returns")
+
+    def transfer_done(self) -> None:
+        """Blocks came free."""
+        self._quiet_until = 0
+
+    def _end(self, request_id: RequestId, entry: _Entry) -> None:
+        del self._live[request_id]
+        self._ended[request_id] = entry
+
+    def _check_output(self, request_id: RequestId, entry: _Entry, said: int, where: str) -> None:
+        made = entry.known - entry.prompt_tokens
+        if said != made:
+            raise ContractError(f"{where} {said} output tokens for request {request_id}, which has made {made}")
+
+    # -- plans -------------------------------------------------------------------------------------------------------
+
+    def idle(self, idle: Idle, tables: Tables) -> None:
+        """Nothing runs."""
+        if self._quiet_until > self.step and not idle.rejected:
+            self._break_promise("nothing runs")
+        self._leave(idle.leaves, tables, {})
+        self._reject(idle.rejected)
+        self._check_ended(tables, ())
+        self._order, self._chunks, self._begun = [], {}, 0
+
+    def plan(self, plan: StepPlan, order: list[BatchRow], tables: Tables, swapped: Tables) -> None:
+        """A step is about to run, its rows in ``order``; ``swapped`` are the tables outside the GPU."""
+        if self._quiet_until > self.step:
+            self._check_promise(plan)
+        self._order, self._begun = order, 1
+        self._chunks = {chunk.id: chunk for chunk in plan.chunks}
+        self._leave(plan.leaves, tables, swapped)
+        for request_id, mode in plan.preempted:
+            if mode == "recompute" and request_id in self._live:
+                self._live[request_id].computed = 0
+        self._join(plan.joins)
+        self._grant(plan.grants)
+        self._reject(plan.rejected)
+        for row in order:
+            self._check_row(row, tables)
+        self._check_ended(tables, {row.id for row in order})
+        self._check_chunks_are_rows(order)
+        self._check_charge(plan, order)
+
+    def _leave(self, leaves: Sequence[RequestId], tables: Tables, swapped: Tables) -> None:
+        for request_id in leaves:
+            entry = self._live.get(request_id) or self._ended.get(request_id)
+            if entry is None or entry.held is None:
+                raise ContractError(f"request {request_id} leaves the batch and never joined it")
+            entry.held = None
+            entry.may_share = self._caches_prefixes  # a row that was preempted may find what it left in the cache
+            if request_id not in tables and request_id not in swapped:
+                entry.computed = 0
+
+    def _join(self, joins: Sequence[Grant]) -> None:
+        for request_id, blocks in joins:
+            entry = self._entry(request_id, "joins")
+            if not isinstance(blocks, tuple):
+                raise ContractError(f"request {request_id} joins with {blocks!r}; give what kv.open returned")
+            entry.held = len(blocks)
+            chunk = self._chunks.get(request_id)
+            if chunk is not None and entry.may_share and not entry.computed:
+                entry.computed = chunk.start
+
+    def _grant(self, grants: Sequence[Grant]) -> None:
+        for request_id, blocks in grants:
+            entry = self._live.get(request_id) or self._ended.get(request_id)
+            if entry is None or entry.held is None:
+                raise ContractError(f"request {request_id} is granted blocks and never joined; put them in its join")
+            entry.held += len(blocks)
+
+    def _reject(self, rejected: Sequence[Finish]) -> None:
+        for request_id, _, num_output_tokens in rejected:
+            entry = self._entry(request_id, "is rejected")
+            self._end(request_id, entry)
+            self._check_output(request_id, entry, num_output_tokens, "rejected states")
+
+    def _entry(self, request_id: RequestId, does: str) -> _Entry:
+        entry = self._live.get(request_id)
+        if entry is None:
+            what = "has ended" if request_id in self._ended else "is not among the unfinished ones"
+            raise ContractError(f"request {request_id} {does} and {what}")
+        return entry
+
+    # -- rows --------------------------------------------------------------------------------------------------------
+
+    def _check_row(self, row: BatchRow, tables: Tables) -> None:
+        request_id, num_tokens, context, emits = row
+        if request_id in self._ended and not emits:
+            return  # holds its slot until its batch ends
+        entry = self._entry(request_id, "computes")
+        table = tables.get(request_id)
+        if table is None:
+            raise ContractError(f"request {request_id} computes without a KV table; call self.admit(row) (or kv.open)")
+        chunk = self._chunks.get(request_id)
+        self._check_cover(request_id, len(table), context + num_tokens, is_decode=chunk is None)
+        if entry.held is None:
+            raise ContractError(
+                f"request {request_id} computes and never joined; put (row.id, blocks) into joins of make_plan"
+            )
+        if entry.held != len(table):
+            raise ContractError(
+                f"the plans told of {entry.held} blocks of request {request_id}, its table has {len(table)};"
+                " put its blocks at entry into joins and all later ones into grants"
+            )
+        if chunk is not None:
+            _check_chunk(chunk, entry)
+        elif context != entry.computed or entry.computed + 1 != entry.known:
+            raise ContractError(
+                f"request {request_id} decodes on {context} cached tokens, {entry.computed} of {entry.known}"
+                " are computed; a row decodes once its prompt is complete"
+            )
+
+    def _check_cover(self, request_id: RequestId, blocks: int, tokens: int, *, is_decode: bool) -> None:
+        room = blocks * self._block_size
+        if tokens <= room:
+            return
+        has = f"{blocks} block{'s' * (blocks != 1)} ({room} tokens)"
+        if is_decode:
+            raise ContractError(f"request {request_id} decodes its {_ordinal(tokens)} token with {has}; {_GRANTS}")
+        raise ContractError(
+            f"request {request_id} prefills up to its {_ordinal(tokens)} token with {has};"
+            " open its table with kv.blocks_for(row.num_tokens) blocks"
+        )
+
+    def _check_ended(self, tables: Tables, computing: set[RequestId] | tuple[()]) -> None:
+        """Those that ended report that they leave and free their blocks, unless they hold a slot of their batch."""
+        for request_id, entry in list(self._ended.items()):
+            if request_id in computing:
+                continue
+            if request_id in tables:
+                raise ContractError(f"request {request_id} has ended and keeps its blocks; call self.remove(row)")
+            if entry.held is not None:
+                raise ContractError(f"request {request_id} left the batch and is not in leaves; use make_plan, idle")
+            del self._ended[request_id]
+
+    def _check_chunks_are_rows(self, order: list[BatchRow]) -> None:
+        for request_id in self._chunks.keys() - {row.id for row in order}:
+            raise ContractError(f"request {request_id} has a chunk and is not in the batch; call self.admit(row)")
+
+    def _check_charge(self, plan: StepPlan, order: list[BatchRow]) -> None:
+        decodes = [row.context for row in order if row.id not in self._chunks]
+        for name, said, least in (
+            ("num_seqs", plan.num_seqs, len(decodes)),
+            ("num_tokens", plan.num_tokens, sum(row.num_tokens for row in order)),
+            ("sum_context", plan.sum_context, sum(decodes)),
+        ):
+            if said < least:
+                raise ContractError(f"the plan states {name} = {said} and its rows have {least}; make it by make_plan")
+        self._empty_plans = 0 if plan.num_tokens else self._empty_plans + 1
+        if self._empty_plans > _MAX_EMPTY_PLANS or (not plan.num_tokens and plan.decode is Decode.ALL):
+            raise ContractError("the plan computes nothing; return self.idle('no_requests') instead")
+
+    # -- promises ----------------------------------------------------------------------------------------------------
+
+    def promise(self, horizon: Horizon) -> None:
+        """What the policy says of the steps after a quiet plan."""
+        until = self.step + 1 + horizon.steps
+        if until >= self._quiet_until:
+            self._quiet_until, self._promise = until, (self.step, horizon)
+
+    def _check_promise(self, plan: StepPlan) -> None:
+        did = {
+            "a request joined": plan.joins,
+            "a row left": plan.leaves,
+            "a row was preempted": plan.preempted,
+            "a request was rejected": plan.rejected,
+            "blocks were moved": plan.transfers,
+            "a chunk was planned": plan.chunks,
+            "rows paused": plan.decode is not Decode.ALL,
+        }
+        for what, changed in did.items():
+            if changed:
+                self._break_promise(what)
+
+    def _break_promise(self, what: str) -> None:
+        step, (steps, matter) = self._promise
+        raise ContractError(
+            f"at step {step} horizon promised {steps} steps without a decision"
+            f"{'' if matter else ', whatever arrives'}, and now {what}; Horizon(0, True) is always right"
+        )
+
+    # -- results -----------------------------------------------------------------------------------------------------
+
+    def skip(self, steps: int, grants: Sequence[Grant], tables: Tables) -> None:
+        """More steps of the last plan have begun."""
+        self._begun += steps
+        self._grant(grants)
+        for row in self._order:
+            entry = self._live.get(row.id)
+            if entry is not None and row.emits:
+                tokens = entry.computed + self._begun
+                self._check_cover(row.id, len(tables[row.id]), tokens, is_decode=True)
+
+    def book(self, result: StepResult) -> None:
+        """Steps have run."""
+        self.step += result.steps
+        self._begun -= result.steps
+        for request_id, num_tokens, _, emits in self._order:
+            entry = self._live.get(request_id)
+            if entry is not None:
+                entry.computed += num_tokens if request_id in self._chunks else result.steps
+                if emits:
+                    entry.known += result.emitted.get(request_id, result.steps)
+        for finish in result.finished:
+            self._quiet_until = 0
+            if finish.id in self._live:
+                self._end(finish.id, self._live[finish.id])
+
+
+def _check_chunk(chunk: Chunk, entry: _Entry) -> None:
+    request_id, start, num_tokens, emits = chunk
+    end = start + num_tokens
+    if start != entry.computed:
+        raise ContractError(
+            f"a chunk of request {request_id} starts at token {start} and {entry.computed} are computed;"
+            " start at row.num_computed_tokens and raise that by each chunk"
+        )
+    if num_tokens < 1 or end > entry.known:
+        raise ContractError(
+            f"a chunk of request {request_id} goes to token {end} and {entry.known} are known; end it at row.num_tokens"
+        )
+    if emits != (end == entry.known):
+        raise ContractError(
+            f"a chunk of request {request_id} ends at token {end} of {entry.known} and says emits={emits};"
+            " it emits if and only if it ends at row.num_tokens"
+        )
+
+
+def _ordinal(number: int) -> str:
+    """``161st``."""
+    ending = "th" if number // 10 % 10 == 1 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number:,}{ending}"
