@@ -125,7 +125,8 @@ def test_traces_that_are_not_there() -> None:
         ),
         (
             ("--policy", "mine.py:Mine"),
-            "engine.policy = 'mine.py:Mine': Mine is no policy; derive it from policies.core.protocols.Policy",
+            "engine.policy = 'mine.py:Mine': Mine is no policy; derive it from policies.systems.base.BatchingPolicy"
+            " (or policies.core.protocols.Policy)",
         ),
         (
             ("--policy", "broken.py:Mine"),

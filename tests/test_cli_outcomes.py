@@ -181,9 +181,11 @@ class {name}(TokenBudget):
 """
 
 
-def test_an_interrupt_ends_with_a_summary_of_what_ran() -> None:
-    Path("mine.py").write_text(INTERRUPTS.format(name="Once", again=""))
-    ended = batchscope("run", "--policy", "mine.py:Once", *chat(8, 200), "--out", "half", "--json")
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_an_interrupt_ends_with_a_summary_of_what_ran(name: str) -> None:
+    Path("mine.py").write_text(INTERRUPTS.format(name="Once", again="").replace("SIGINT", name))
+    work = chat(8, 200, sim__skip_ahead=True)
+    ended = batchscope("run", "--policy", "mine.py:Once", *work, "--out", "half", "--json")
     assert ended.exit_code == 130
     assert ended.stderr.startswith("batchscope: interrupted: stopped at ")
     summary = ended.summary

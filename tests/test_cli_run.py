@@ -40,13 +40,13 @@ BLOCKS = COUNTS | {
     "steps": {"count", "rows_mean", "tokens_mean", "occupancy_mean", "slot_waste", "quiet_run_mean"},
     **dict.fromkeys(LATENCIES, STATS),
 }
-VALUES = {"schema", "side", "preset", "policy", "model", "hardware", "delivery", "status", "duration_s"}
+VALUES = {"schema", "version", "side", "preset", "policy", "model", "hardware", "delivery", "status", "duration_s"}
 OPEN_BLOCKS = {"config", "limited_by"}
 """Blocks whose keys are the user's settings and the causes that occurred."""
 
 GOODPUT = {
     *("requests_per_s", "attainment", "met", "judged", "unfinished", "aborted", "unmeasurable"),
-    "itl_judged_by",
+    *("within", "itl_judged_by"),
 }
 
 
@@ -244,7 +244,7 @@ def test_a_policy_from_a_file_runs_with_the_parameters_of_a_preset() -> None:
         "                         max_model_len=max_model_len)\n"
     )
     summary = summary_of("--policy", "mine.py:OneAtATime", *chat(8, 12))
-    assert (summary["policy"], summary["preset"]) == ("OneAtATime", "vllm-0.11")
+    assert (summary["policy"], summary["preset"]) == ("mine.py:OneAtATime", "vllm-0.11")
     assert summary["steps"]["rows_mean"] <= 1.0
     assert summary["requests"]["finished"] == 12
 
