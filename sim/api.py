@@ -181,8 +181,8 @@ def run_setup(
 ) -> Result:
     """Run what ``prepare`` built, once.
 
-    ``interruptible``: the first SIGINT ends the run at its next step boundary, with status ``interrupted`` and a
-    summary of what ran; for the main thread of a command.
+    ``interruptible``: the first SIGINT or SIGTERM ends the run at its next step boundary, with status ``interrupted``
+    and a summary of what ran; for the main thread of a command.
     """
     from sim.record import RunWriter
 
@@ -234,18 +234,22 @@ def _no_garbage_collection() -> Iterator[None]:
 
 @contextmanager
 def _interrupts(world: World) -> Iterator[None]:
-    """The first SIGINT stops the world, the second one is a KeyboardInterrupt as ever. Outside the main thread, where
-    signals cannot be handled, nothing is changed."""
+    """The first SIGINT or SIGTERM (what batch systems send) stops the world, the second one does what it always does.
+    Outside the main thread, where signals cannot be handled, nothing is changed."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def stop(number: int, frame: object) -> None:
-        signal.signal(signal.SIGINT, before)
+        restore()
         world.interrupt()
 
-    before = signal.signal(signal.SIGINT, stop)
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        restore()

@@ -15,6 +15,7 @@ from policies.core.request import Request, Slo
 from sim.costs.floor import bound_output_tokens_per_s
 from sim.extrapolation import ExtrapolationSink
 from sim.notes import run_notes
+from sim.runs import claim, write_whole
 from sim.summary import CostModelFacts, RunFacts, build_summary, to_json
 from sim.world.world import Outcome
 from traces.metrics.accumulate import MetricsSink, RunMetrics
@@ -57,6 +58,8 @@ class RunWriter:
 
     def __init__(self, setup: Setup, folder: Path | None) -> None:
         self._setup, self._folder = setup, folder
+        if folder is not None:
+            claim(folder, setup.config.to_toml())
         record = setup.config.sim.record
         kv, delivery = setup.policy.kv, setup.parameters.delivery
         self._metrics = MetricsSink(
@@ -115,7 +118,7 @@ class RunWriter:
         self, outcome: Outcome, loop_cpu_s: float, started_s: float
     ) -> tuple[dict[str, Any], RunMetrics, str, tuple[str, ...]]:
         """The summary, the metrics behind it, why the run is no success (else ""), and what a reader should be told;
-        writes the folder's text files."""
+        writes the folder's summary."""
         setup = self._setup
         slo = setup.config.slo
         self._close_log(outcome)
@@ -126,8 +129,7 @@ class RunWriter:
         facts = self._facts(outcome, metrics, loop_cpu_s, started_s, notes)
         summary = build_summary(facts, metrics)
         if self._folder is not None:
-            (self._folder / "run.toml").write_text(setup.config.to_toml(), encoding="utf-8")
-            (self._folder / "summary.json").write_text(to_json(summary), encoding="utf-8")
+            write_whole(self._folder / "summary.json", to_json(summary))
         return summary, metrics, message, notices
 
     def _with_range(self, notices: tuple[str, ...]) -> tuple[str, ...]:

@@ -1,4 +1,5 @@
-"""Folders of runs: where they go when nobody says (``runs/PRESET-N``), and that none is written over."""
+"""Folders of runs: where they go when nobody says (``runs/PRESET-N``), and that none is written over, not even by
+runs that start at the same moment."""
 
 from __future__ import annotations
 
@@ -19,6 +20,38 @@ def next_folder(config: RunConfig) -> Path:
     return next(folder for number in count(1) if not (folder := RUNS / f"{name}-{number}").exists())
 
 
+def make_next(config: RunConfig) -> Path:
+    """Create the first folder of that pattern that nobody has. Raises a UserError."""
+    while True:
+        folder = next_folder(config)
+        try:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            folder.mkdir()
+        except FileExistsError:
+            if not folder.parent.is_dir():
+                raise UserError(f"{RUNS}: is a file; name a folder with --out") from None
+        except OSError as error:
+            raise _unusable(folder, error) from None
+        else:
+            return folder
+
+
+def claim(folder: Path, run_toml: str) -> None:
+    """Write ``run.toml`` into a folder, by which a run makes it its own. Raises a UserError if another run has."""
+    try:
+        with (folder / "run.toml").open("x", encoding="utf-8") as stream:
+            stream.write(run_toml)
+    except FileExistsError:
+        raise _not_empty(folder) from None
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file that has its name only when it is complete."""
+    part = path.with_name(f"{path.name}.part")
+    part.write_text(text, encoding="utf-8")
+    part.replace(path)
+
+
 def check_new(folder: Path) -> None:
     """Raise a UserError unless ``folder`` does not exist or is empty; creates nothing."""
     try:
@@ -27,7 +60,7 @@ def check_new(folder: Path) -> None:
         if not folder.is_dir():
             raise UserError(f"--out {folder}: is a file; name a new folder")
         if any(folder.iterdir()):
-            raise UserError(f"--out {folder}: the folder is not empty; name a new one")
+            raise _not_empty(folder)
     except OSError as error:
         raise _unusable(folder, error) from None
 
@@ -40,6 +73,10 @@ def make_new(folder: Path) -> Path:
     except OSError as error:
         raise _unusable(folder, error) from None
     return folder
+
+
+def _not_empty(folder: Path) -> UserError:
+    return UserError(f"--out {folder}: the folder is not empty; name a new one")
 
 
 def _unusable(folder: Path, error: OSError) -> UserError:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from policies.core.errors import UserError
 from sim.config import EngineConfig, RunConfig, WorkloadConfig
-from sim.runs import check_new, make_new, next_folder
+from sim.runs import check_new, claim, make_new, make_next, next_folder
 
 CONFIG = RunConfig(WorkloadConfig(trace="own.csv"), EngineConfig(preset="orca-max"))
 
@@ -67,3 +68,23 @@ def test_nothing_that_is_there_is_written_over() -> None:
     with pytest.raises(UserError, match=r"^--out used/notes\.txt/run: cannot be created"):
         make_new(Path("used/notes.txt/run"))
     assert [path.read_text() for path in Path("used").iterdir()] == ["mine"]
+
+
+def test_runs_that_start_at_once_get_folders_of_their_own() -> None:
+    with ThreadPoolExecutor(16) as threads:
+        folders = list(threads.map(lambda number: make_next(CONFIG), range(64)))
+    assert sorted(folders) == sorted(Path("runs") / f"orca-max-{number}" for number in range(1, 65))
+    assert all(folder.is_dir() for folder in folders)
+
+
+def test_a_folder_that_another_run_has_claimed_is_not_taken() -> None:
+    claim(make_new(Path("mine")), "a = 1\n")
+    with pytest.raises(UserError, match=r"^--out mine: the folder is not empty; name a new one$"):
+        claim(Path("mine"), "a = 2\n")
+    assert Path("mine/run.toml").read_text() == "a = 1\n"
+
+
+def test_a_file_in_the_place_of_the_runs_is_told() -> None:
+    Path("runs").touch()
+    with pytest.raises(UserError, match=r"^runs: is a file; name a folder with --out$"):
+        make_next(CONFIG)

@@ -37,7 +37,7 @@ def run(
     from sim.api import prepare, run_setup
     from sim.config import load_config
     from sim.progress import ProgressLine
-    from sim.runs import check_new, next_folder
+    from sim.runs import check_new, make_next
     from sim.summary import to_json
 
     if out is not None:
@@ -46,7 +46,7 @@ def run(
     loaded = load_config(config, overrides, remarks, trace=trace, policy=policy, model=model, hardware=hardware)
     setup = prepare(loaded, remarks)
     if out is None and not as_json:
-        out = str(next_folder(loaded))
+        out = str(make_next(loaded))
     with ProgressLine(setup.workload.num_requests) as progress:
         result = run_setup(setup, out=out, progress=progress, interruptible=True)
     if as_json:

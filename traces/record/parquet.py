@@ -24,7 +24,7 @@ _STRINGS = ["limited_by", "reason", "client_id", "cause"]
 class ParquetSink(RowsToColumns):
     """Writes ``requests.parquet`` and, by level, ``steps.parquet`` and ``stalls.parquet`` (steps),
     ``segments.parquet`` (tokens: one row a decode segment, with the request's id) into ``folder``; a row
-    group a batch.
+    group a batch. A file has its name when it is complete, and ``.part`` behind it until then.
 
     Raises ConfigError for an unknown level. A level without rows of a kind leaves out that file.
     """
@@ -58,8 +58,10 @@ class ParquetSink(RowsToColumns):
 
     def close(self) -> None:
         """Complete the files."""
-        for writer in self._writers.values():
+        for name, writer in self._writers.items():
             writer.close()
+            path = self._folder / f"{name}.parquet"
+            _part(path).replace(path)
         self._writers.clear()
 
     def _write(self, name: str, columns: dict[str, Any]) -> None:
@@ -73,9 +75,13 @@ class ParquetSink(RowsToColumns):
             # time only.
             strings = [column for column in _STRINGS if column in columns]
             self._writers[name] = pq.ParquetWriter(
-                self._folder / f"{name}.parquet", table.schema, use_dictionary=strings, write_statistics=False
+                _part(self._folder / f"{name}.parquet"), table.schema, use_dictionary=strings, write_statistics=False
             )
         self._writers[name].write_table(table)
+
+
+def _part(path: Path) -> Path:
+    return path.with_name(f"{path.name}.part")
 
 
 def _arrow(pa: Any, column: str, values: Any) -> Any:
