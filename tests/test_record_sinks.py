@@ -106,6 +106,18 @@ def test_levels_decide_what_is_written(tmp_path: Path) -> None:
         read_run(tmp_path)
 
 
+def test_a_table_has_its_name_when_it_is_complete(tmp_path: Path) -> None:
+    sink = ParquetSink(tmp_path, "steps")
+    sink.steps(STEPS)
+    sink.requests(REQUESTS)
+    assert {path.name for path in tmp_path.iterdir()} == {"steps.parquet.part", "requests.parquet.part"}
+    with pytest.raises(UserError, match=r"the run that writes it has not ended, or was killed"):
+        read_run(tmp_path)
+    sink.close()
+    assert {path.name for path in tmp_path.iterdir()} == {"steps.parquet", "requests.parquet"}
+    assert len(read_run(tmp_path).requests) == len(REQUESTS)
+
+
 def test_batches_become_row_groups_of_one_table(tmp_path: Path) -> None:
     sink = ParquetSink(tmp_path, "steps")
     shared = Columns(sink)

@@ -65,6 +65,8 @@ def read_run(folder: Path | str) -> RunRecord:
         ]
     elif (folder / JSONL_NAME).exists():
         tables = _jsonl_tables(folder / JSONL_NAME)
+    elif (folder / "requests.parquet.part").exists():
+        raise UserError(f"{folder}: the run that writes it has not ended, or was killed; its tables are not complete")
     else:
         raise UserError(
             f"{folder}: no requests.parquet and no {JSONL_NAME}; give a folder that --out has written"
