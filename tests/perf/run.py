@@ -1,0 +1,122 @@
+"""Times whole processes: ``python -m tests.perf.run [--quick] [NAME...]``, which is ``make perf``.
+
+Each workload is the median of nine runs of ``batchscope run`` (fewer where one takes long): user and system CPU seconds
+and peak memory as the operating system accounts them, and a fixed pure-Python loop timed before each run, since one
+machine is not equally fast all day. Targets are CPU seconds on the machine they were set on; ``cpu/loop`` compares
+machines.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+HERE = Path(__file__).parent
+DATA = Path(os.environ.get("BATCHSCOPE_DATA", HERE.parents[2] / "shared" / "data"))
+AZURE = DATA / "traces" / "azure_conv_2023_first40min.csv.gz"
+LOOP = ("-c", "x = 0\nfor i in range(5_000_000): x += i & 3")
+
+
+class Case(NamedTuple):
+    """One workload: arguments of ``batchscope run``, limits, and how often it runs; ``writes`` with a record folder."""
+
+    name: str
+    arguments: tuple[str, ...]
+    cpu_s: float | None = None
+    memory_mb: float | None = None
+    runs: int = 9
+    writes: bool = False
+
+
+CASES = (
+    Case("p8", (str(HERE / "p8.toml"),), 0.45, 90),
+    Case("p8_stepped", (str(HERE / "p8_stepped.toml"),)),
+    Case("p8_steps", (str(HERE / "p8_steps.toml"),), 0.8, 150, writes=True),
+    Case("azure_conv", ("--trace", str(AZURE)), 2.0),
+    Case("batch_8", (str(HERE / "batch_8.toml"),)),
+    Case("batch_256", (str(HERE / "batch_256.toml"),)),
+    Case("p8_100k", (str(HERE / "p8_100k.toml"),), 4.0, runs=3),
+    Case("p8_1m", (str(HERE / "p8_1m.toml"),), 45.0, 600, runs=1),
+)
+
+
+class Run(NamedTuple):
+    """One process: CPU seconds, peak memory, the loop timed before it, and its summary."""
+
+    cpu_s: float
+    memory_mb: float
+    loop_s: float
+    summary: dict[str, Any]
+
+
+def measure(arguments: Sequence[str]) -> tuple[float, float, str]:
+    """CPU seconds, peak MB and output of one Python process."""
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
+    with subprocess.Popen(
+        [sys.executable, *arguments], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment
+    ) as process:
+        assert process.stdout is not None
+        output = process.stdout.read()
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        sys.exit(f"perf: python {' '.join(arguments)} ended with exit code {process.returncode}")
+    return usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024, output
+
+
+def run_once(case: Case) -> Run:
+    """One run of a case, with the loop before it."""
+    loop_s, _, _ = measure(LOOP)
+    with tempfile.TemporaryDirectory() as folder:
+        out = ("--out", str(Path(folder) / "run")) if case.writes else ()
+        cpu_s, memory_mb, output = measure(("-m", "sim.cli.main", "run", *case.arguments, *out, "--json"))
+    return Run(cpu_s, memory_mb, loop_s, json.loads(output))
+
+
+def report(case: Case, runs: Sequence[Run]) -> tuple[str, float]:
+    """A line of the table, and CPU seconds of the event loop per step."""
+    cpu_s = statistics.median(run.cpu_s for run in runs)
+    memory_mb = statistics.median(run.memory_mb for run in runs)
+    loop_s = statistics.median(run.loop_s for run in runs)
+    rate = statistics.median(run.summary["wall"]["requests_per_cpu_s"] for run in runs)
+    loop_cpu_s = statistics.median(run.summary["wall"]["cpu_s"] for run in runs)
+    target = f"{case.cpu_s or '-':>6} s {case.memory_mb or '-':>5} MB"
+    line = (
+        f"{case.name:<12}{cpu_s:>9.3f} s {memory_mb:>7.0f} MB  target {target}  loop {loop_s:.3f} s"
+        f"  cpu/loop {cpu_s / loop_s:6.2f}  event loop {rate:>8,.0f} requests/CPU s  ({len(runs)} runs)"
+    )
+    return line, loop_cpu_s / runs[0].summary["steps"]["count"]
+
+
+def main() -> None:
+    """Run the cases named on the command line, or all."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(case.name for case in CASES)}")
+    parser.add_argument("--quick", action="store_true", help="three runs each, without the longest")
+    options = parser.parse_args()
+    per_step_s = {}
+    for case in CASES:
+        if options.names and case.name not in options.names:
+            continue
+        if case.name == "azure_conv" and not AZURE.exists():
+            print(f"azure_conv   skipped: no {AZURE} (set BATCHSCOPE_DATA)")
+            continue
+        if options.quick and case.name in ("p8_100k", "p8_1m"):
+            continue
+        count = min(3, case.runs) if options.quick else case.runs
+        line, per_step_s[case.name] = report(case, [run_once(case) for _ in range(count)])
+        print(line, flush=True)
+    if {"batch_8", "batch_256"} <= per_step_s.keys():
+        print(f"time per step, batch 256 / batch 8: {per_step_s['batch_256'] / per_step_s['batch_8']:.2f} (target 3)")
+
+
+if __name__ == "__main__":
+    main()
