@@ -140,7 +140,7 @@ def test_a_folder_without_the_right_to_write() -> None:
     [
         (
             ("rum",),
-            "unknown command 'rum'; known are demo, run, policies, hardware, calibrate; did you mean 'run'?; "
+            "unknown command 'rum'; known are demo, run, keys, policies, hardware, calibrate; did you mean 'run'?; "
             "see 'batchscope --help'",
         ),
         (
@@ -199,6 +199,6 @@ def test_an_error_in_a_class_from_a_file_names_its_line(body: str, error: str) -
         "from policies.systems.token_budget import TokenBudget\n\n\nclass Mine(TokenBudget):\n"
         f"    def schedule(self, now_s):\n        {body}\n"
     )
-    files = {"own.csv": OWN, "mine.py": code}
+    files: dict[str, str | bytes] = {"own.csv": OWN, "mine.py": code}
     said = message_of("run", *TRACE, "--policy", "mine.py:Mine", "--json", files=files)
     assert said.startswith(f"engine.policy = 'mine.py:Mine': step 0: schedule fails at mine.py, line 6 with {error}")
