@@ -117,6 +117,7 @@ class SgLangBase(Policy):
         for flight in self._flights:
             flight.dropped.add(row.id)
         del self._started[row.id]
+        row.may_hit = True
         self.waiting.append(row)
         self._leaves.append(row.id)
         self._preempted.append((row.id, "recompute"))

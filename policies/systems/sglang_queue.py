@@ -23,14 +23,15 @@ like it: that one fills the cache for both."""
 
 def reorder(waiting: deque[SlotRow], scheduling: Scheduling, kv: RadixKv) -> deque[SlotRow]:
     """The waiting requests in the order in which they are tried. Looking a prefix up counts as a use of it. Without a
-    prefix cache the orders that look at it are first come, first served."""
+    prefix cache the orders that look at it are first come, first served, as they are while nobody can hit anything."""
     if scheduling == "lof":
         return deque(sorted(waiting, key=lambda row: -row.max_tokens))
-    if scheduling == "fcfs" or kv.tree is None:
+    too_many = scheduling == "lpm" and len(waiting) > LPM_MAX_WAITING
+    if scheduling == "fcfs" or kv.tree is None or too_many or not any(row.may_hit for row in waiting):
         return waiting
     if scheduling == "dfs-weight":
         return _depth_first(waiting, kv.tree)
-    return waiting if len(waiting) > LPM_MAX_WAITING else _longest_prefix_first(waiting, kv.tree)
+    return _longest_prefix_first(waiting, kv.tree)
 
 
 def _longest_prefix_first(waiting: Iterable[SlotRow], tree: RadixTree) -> deque[SlotRow]:
@@ -38,24 +39,28 @@ def _longest_prefix_first(waiting: Iterable[SlotRow], tree: RadixTree) -> deque[
     keyed: list[tuple[float, SlotRow]] = []
     seen = RadixTree()
     for row in waiting:
-        limit = row.num_tokens - 1
-        cached = tree.find(row.text, limit).num_tokens
-        key: float = -cached
-        if cached <= IN_BATCH_TOKENS and row.text.shared:
-            if seen.find(row.text, limit).num_tokens >= IN_BATCH_TOKENS:
-                key = float("inf")
-            else:
-                seen.insert(row.text, limit, range(limit))
-        keyed.append((key, row))
+        keyed.append((_key(row, tree, seen) if row.may_hit else 0, row))
     keyed.sort(key=lambda item: item[0])
     return deque(row for _, row in keyed)
+
+
+def _key(row: SlotRow, tree: RadixTree, seen: RadixTree) -> float:
+    limit = row.num_tokens - 1
+    cached = tree.find(row.text, limit).num_tokens
+    if cached <= IN_BATCH_TOKENS and row.text.shared:
+        if seen.find(row.text, limit).num_tokens >= IN_BATCH_TOKENS:
+            return float("inf")
+        seen.insert(row.text, limit, range(limit))
+    return -cached
 
 
 def _depth_first(waiting: Iterable[SlotRow], tree: RadixTree) -> deque[SlotRow]:
     """Depth first over the tree, the subtree with more waiting requests first, those of a node after its subtrees."""
     rows_at: defaultdict[Node, list[SlotRow]] = defaultdict(list)
+    at_root = rows_at[tree.root]
     for row in waiting:
-        rows_at[tree.find(row.text, row.num_tokens - 1).node].append(row)
+        node = tree.find(row.text, row.num_tokens - 1).node if row.may_hit else tree.root
+        (at_root if node is tree.root else rows_at[node]).append(row)
     weights: defaultdict[Node, int] = defaultdict(int)
     for node, rows in rows_at.items():
         above: Node | None = node

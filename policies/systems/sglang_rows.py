@@ -16,7 +16,8 @@ _append = list.append
 
 
 class SlotRow(Row):
-    """One request. An ``ended`` one stays in the running list until a decode pass finds it."""
+    """One request. An ``ended`` one stays in the running list until a decode pass finds it. ``may_hit`` is False while
+    the cache cannot know any of its tokens: nobody shares them and it has not run."""
 
     ended = False
 
@@ -24,6 +25,7 @@ class SlotRow(Row):
         super().__init__(request)
         self.max_tokens = request.max_tokens
         self.text = Text(request.id, request.segments, request.prompt_tokens)
+        self.may_hit = bool(request.segments)
 
 
 class SlotGrants(Sequence[Grant]):
