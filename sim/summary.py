@@ -10,6 +10,10 @@ from typing import Any
 from traces.metrics.accumulate import RunMetrics
 
 SCHEMA = 1
+MIN_STEADY_COMPLETIONS = 20
+"""Fewer in the window of the steady throughput say nothing about it."""
+VERSION = "0.1.0"
+"""Of batchscope; pyproject.toml says the same. Asking the installed distribution would cost every run 20 ms."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +68,7 @@ def build_summary(facts: RunFacts, metrics: RunMetrics) -> dict[str, Any]:
     stable = None if facts.closed_loop else metrics.stability
     summary = {
         "schema": SCHEMA,
+        "version": VERSION,
         **{name: getattr(facts, name) for name in ("side", "preset", "policy", "model", "hardware", "delivery")},
         "config": dict(facts.config),
         "status": facts.status,
@@ -91,9 +96,15 @@ def to_json(summary: Mapping[str, Any]) -> str:
 
 def _throughput(facts: RunFacts, metrics: RunMetrics) -> dict[str, Any]:
     rates = metrics.throughput
-    names = ("output_tokens_per_s", "total_tokens_per_s", "requests_per_s", "steady_output_tokens_per_s")
-    bound = {"bound_output_tokens_per_s": facts.bound_output_tokens_per_s}
-    return _present({**{name: getattr(rates, name) for name in names}, **bound})
+    names = ("output_tokens_per_s", "total_tokens_per_s", "requests_per_s")
+    is_steady = rates.steady_completions >= MIN_STEADY_COMPLETIONS
+    return _present(
+        {
+            **{name: getattr(rates, name) for name in names},
+            "steady_output_tokens_per_s": rates.steady_output_tokens_per_s if is_steady else None,
+            "bound_output_tokens_per_s": facts.bound_output_tokens_per_s,
+        }
+    )
 
 
 def _goodput(metrics: RunMetrics) -> dict[str, Any] | None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from policies.core.request import Slo
-from sim.summary import CostModelFacts, RunFacts, build_summary, to_json
+from sim.summary import VERSION, CostModelFacts, RunFacts, build_summary, to_json
 from tests.records import REQUEST, metrics_sink, small_run
 
 FACTS = RunFacts(
@@ -50,6 +52,32 @@ def test_the_summary_of_a_small_run() -> None:
 def test_prefix_hits_are_shown_where_there_is_a_cache() -> None:
     summary = build_summary(replace(FACTS, prefix_caching=True), small_run().result())
     assert summary["kv"]["prefix_hit_rate_new"] == 0.25
+
+
+def test_the_version_is_that_of_the_project() -> None:
+    project = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())["project"]
+    assert project["version"] == VERSION
+    assert build_summary(FACTS, small_run().result())["version"] == VERSION
+
+
+@pytest.mark.parametrize(("completions", "is_steady"), [(19, False), (20, True)])
+def test_steady_throughput_needs_completions(completions: int, is_steady: bool) -> None:
+    metrics = metrics_sink()
+    ended = REQUEST._replace(arrival_s=0.0, first_scheduled_s=0.0, first_token_s=1.0, finish_s=2.0, waited_s=0.0)
+    last = ended._replace(id=99, arrival_s=3.0, first_scheduled_s=3.0, first_token_s=4.0, finish_s=5.0)
+    metrics.requests([*(ended._replace(id=number, finish_s=2.0 + number / 100) for number in range(completions)), last])
+    assert ("steady_output_tokens_per_s" in build_summary(FACTS, metrics.result())["throughput"]) == is_steady
+
+
+def test_each_limit_has_its_own_share() -> None:
+    metrics = metrics_sink()
+    quick = REQUEST._replace(arrival_s=0.0, first_token_s=0.5, finish_s=9.0)
+    slow = quick._replace(id=1, first_token_s=2.0, finish_s=4.0)
+    refused = quick._replace(id=2, reason="prompt_too_long")
+    metrics.requests([quick, slow, refused])
+    goodput = build_summary(FACTS, metrics.result(Slo(ttft_s=1.0, e2e_s=10.0)))["goodput"]
+    assert goodput["within"] == {"ttft_s": pytest.approx(1 / 3), "e2e_s": pytest.approx(2 / 3)}
+    assert goodput["attainment"] == pytest.approx(1 / 3)
 
 
 def test_a_closed_loop_has_no_stability_verdict() -> None:

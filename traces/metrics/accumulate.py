@@ -27,7 +27,7 @@ class Throughput:
     """Rates over the run, per second; None where there is nothing to divide.
 
     Output tokens are those produced, whatever became of the request; prompt tokens those of requests that got
-    a token.
+    a token. ``steady_completions`` are those up to the last arrival, where the window of the steady rate ends.
     """
 
     output_tokens: int
@@ -36,6 +36,7 @@ class Throughput:
     total_tokens_per_s: float | None
     requests_per_s: float | None
     steady_output_tokens_per_s: float | None
+    steady_completions: int
 
 
 @dataclass(frozen=True)
@@ -181,14 +182,15 @@ class MetricsSink(RowsToColumns):
     def _throughput(self, requests: RequestColumns, duration_s: float) -> Throughput:
         output = int(requests.output_tokens.sum(dtype=np.int64))
         prompt = int(requests.prompt_tokens[~np.isnan(requests.first_token_s)].sum(dtype=np.int64))
-        finished = int(np.count_nonzero(requests.is_finished))
+        done_s = requests.finish_s[requests.is_finished]
         return Throughput(
             output_tokens=output,
             prompt_tokens=prompt,
             output_tokens_per_s=_ratio(output, duration_s),
             total_tokens_per_s=_ratio(output + prompt, duration_s),
-            requests_per_s=_ratio(finished, duration_s),
+            requests_per_s=_ratio(len(done_s), duration_s),
             steady_output_tokens_per_s=self._timeline.output_tokens_per_s(),
+            steady_completions=int(np.count_nonzero(done_s <= np.max(requests.arrival_s, initial=-np.inf))),
         )
 
 

@@ -17,7 +17,8 @@ class Goodput(NamedTuple):
 
     Left out of both and counted: ``unfinished`` (cut off by the end of the run), ``aborted`` (the client went
     away), ``unmeasurable`` (completed, but a limit has nothing to judge: TPOT of one token). The inter-token
-    limit is judged by ``itl_judged_by``, as single token times are not kept.
+    limit is judged by ``itl_judged_by``, as single token times are not kept. ``within`` has the share for each limit
+    alone.
     """
 
     requests_per_s: float
@@ -27,6 +28,7 @@ class Goodput(NamedTuple):
     unfinished: int
     aborted: int
     unmeasurable: int
+    within: dict[str, float]
     itl_judged_by: str = "tpot_s"
 
 
@@ -38,14 +40,18 @@ def goodput(requests: RequestColumns, limits: Slo, duration_s: float) -> Goodput
         "tpot_s": requests.tpot_s(),
         "e2e_s": requests.finish_s - requests.arrival_s,
     }
-    meets = requests.is_finished
-    known = requests.is_finished
+    meets = known = requests.is_finished
+    missed = int(np.count_nonzero(np.isin(requests.outcome, _MISSED)))
+    within = {}
     for name, limit in limits._asdict().items():
         if limit is not None:
-            meets = meets & (measured[name] <= limit)
-            known = known & ~np.isnan(measured[name])
+            fast, measurable = measured[name] <= limit, ~np.isnan(measured[name])
+            meets, known = meets & fast, known & measurable
+            base = int(np.count_nonzero(requests.is_finished & measurable)) + missed
+            if base:
+                within[name] = int(np.count_nonzero(requests.is_finished & fast)) / base
     met = int(np.count_nonzero(meets & known))
-    judged = int(np.count_nonzero(known | np.isin(requests.outcome, _MISSED)))
+    judged = int(np.count_nonzero(known)) + missed
     return Goodput(
         requests_per_s=met / duration_s if duration_s > 0.0 else 0.0,
         attainment=met / judged if judged else None,
@@ -53,6 +59,7 @@ def goodput(requests: RequestColumns, limits: Slo, duration_s: float) -> Goodput
         judged=judged,
         unfinished=_count(requests, "unfinished"),
         aborted=_count(requests, "aborted"),
+        within=within,
         unmeasurable=int(np.count_nonzero(requests.is_finished & ~known)),
     )
 
