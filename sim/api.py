@@ -85,8 +85,9 @@ class Result:
         return 130 if self.status == "interrupted" else 3
 
     def __repr__(self) -> str:
-        counts = self.summary["requests"]
-        return f"<Result {self.summary['preset']}: {self.status}, {counts['finished']} of {counts['offered']} finished>"
+        counts, policy = self.summary["requests"], self.summary["policy"]
+        name = policy if ".py:" in policy else self.summary["preset"]
+        return f"<Result {name}: {self.status}, {counts['finished']} of {counts['offered']} finished>"
 
 
 def simulate(
@@ -205,7 +206,7 @@ def run_setup(
     with _no_garbage_collection(), _interrupts(world) if interruptible else nullcontext():
         try:
             outcome = world.run(setup.workload, writer, sim.max_time_s)
-        except UserError:  # a class from a file broke a rule: what it made up is no record
+        except UserError:  # such as a class from a file that broke a rule: what it made up is no record
             writer.discard()
             raise
     loop_cpu_s = time.process_time() - loop_started_s

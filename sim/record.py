@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -106,13 +107,14 @@ class RunWriter:
         self._stream.close()
 
     def discard(self) -> None:
-        """Remove the folder of a run whose figures are worth nothing."""
+        """Remove the files, and the folder, of a run whose figures are worth nothing."""
         if self._stream is not None:
             self._stream.close()
         if self._folder is not None:
-            from shutil import rmtree
-
-            rmtree(self._folder)
+            for path in self._folder.iterdir():
+                path.unlink()
+            with suppress(OSError):  # a link to a folder, say
+                self._folder.rmdir()
 
     def finish(
         self, outcome: Outcome, loop_cpu_s: float, started_s: float
