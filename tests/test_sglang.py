@@ -10,50 +10,8 @@ import pytest
 
 from policies.core.errors import ConfigError, ContractError, EngineDied
 from policies.core.plan import Horizon, StepPlan, StepResult
-from policies.core.radix_kv import RadixKv
 from policies.core.request import Request
-from policies.systems.sglang import SgLang
-from policies.systems.sglang_queue import Scheduling
-from tests.decision_tables import check_script
-
-MAX_MODEL_LEN = 200
-
-
-def sglang(
-    slots: int,
-    *,
-    cache: bool = False,
-    seqs: int = 8,
-    tokens: int = 100,
-    chunk: int = 0,
-    scheduling: Scheduling = "fcfs",
-    conservativeness: float = 1.0,
-    mixed: bool = False,
-    ignore_eos: bool = False,
-    overlap: bool = False,
-    fits_requests: bool = False,
-    max_model_len: int = MAX_MODEL_LEN,
-    faithful: bool = True,
-) -> SgLang:
-    return SgLang(
-        RadixKv(slots, enable_prefix_caching=cache),
-        max_num_seqs=seqs,
-        max_num_batched_tokens=tokens,
-        max_model_len=max_model_len,
-        chunked_prefill_size=chunk,
-        scheduling=scheduling,
-        schedule_conservativeness=conservativeness,
-        enable_mixed_chunk=mixed,
-        ignore_eos=ignore_eos,
-        overlap=overlap,
-        fits_requests=fits_requests,
-        faithful=faithful,
-    )
-
-
-def check(policy: SgLang, script: str) -> None:
-    check_script(policy, script, max_model_len=MAX_MODEL_LEN)
-
+from tests.sglang_modes import RETRACTION, check, sglang
 
 # -- admission -----------------------------------------------------------------------------------------------
 
@@ -181,21 +139,6 @@ def test_the_least_recently_used_leaf_goes_whole() -> None:
     )
 
 
-RETRACTION = """
-    +A 8/12
-    +B 6/12
-    +C 6/12
-    0 | A:8@0* B:6@0* | 26 | C | - | - | -      # C: 18 is not less than 40 - 20 - 18
-    1 | C:6@0* | 20 | - | A B | - | -
-    2 | A:1@8* B:1@6* C:1@6* | 17 | - | A B C | - | -
-    3 | A:1@9* B:1@7* C:1@7* | 14 | - | A B C | - | -
-    4 | A:1@10* B:1@8* C:1@8* | 11 | - | A B C | - | -
-    5 | A:1@11* B:1@9* C:1@9* | 8 | - | A B C | - | -
-    6 | A:1@12* B:1@10* C:1@10* | 5 | - | A B C | - | -
-    7 | A:1@13* B:1@11* C:1@11* | 2 | - | A B C | - | -
-    """
-
-
 def test_retraction_takes_the_fewest_outputs_then_the_longest_prompt() -> None:
     """All have made 7: A, with the longest prompt, then C until 20 slots are free for B alone."""
     check(
@@ -301,48 +244,6 @@ def test_a_chunk_without_slots_starts_over_where_the_engine_dies() -> None:
         5 | D:2@6 | 2 | - | C A B | - | -                     # 2 left for three decodes: they wait
         6 | D:2@8 | 0 | - | C A B | - | -
         7 | C:1@4* A:1@5* B:1@5* | 7 | D | C A B | - | preempted D
-        """,
-    )
-
-
-# -- overlap -------------------------------------------------------------------------------------------------
-
-
-def test_with_overlap_a_request_that_ends_runs_once_more_and_its_slot_comes_back_late() -> None:
-    check(
-        sglang(30, cache=True, seqs=2, overlap=True),
-        """
-        +A 4/3
-        +B 4/6
-        0 | A:4@0* B:4@0* | 22 | - | - | - | -
-        1 | A:1@4* B:1@4* | 20 | - | A B | - | -
-        2 | A:1@5* B:1@5* | 18 | - | A B | - | -
-        3 | A:1@6* B:1@6* | 16 | - | B | - | done A      # the result of 2; A runs for nothing, its slot stays taken
-        +C 20/2
-        4 | B:1@7* | 15 | C | B | - | -                  # A still counts as the second request: the latch
-        5 | B:1@8* | 15 | C | B | - | -                  # one taken, A's came back; 22 >= 16 + 6 - 0.696 x (6 - 4)
-        6 | B:1@9* | 14 | C | - | - | done B             # and once more for B
-        7 | - | 14 | C | - | - | -
-        8 | C:20@0* | 10 | - | - | - | -                 # 15 free, 20 asked for: all 15 cached tokens go
-        9 | C:1@20* | 9 | - | C | - | -
-        """,
-    )
-
-
-def test_with_overlap_a_retracted_request_makes_the_token_in_flight_again() -> None:
-    """Each has made 7, of which 6 are known: A comes back as a prompt of 8 + 6."""
-    check(
-        sglang(40, conservativeness=0.0, overlap=True),
-        RETRACTION
-        + """
-        8 | B:1@12* | 27 | A C | B | - | preempted A C
-        9 | B:1@13* | 26 | A C | B | - | -
-        10 | B:1@14* | 25 | A C | B | - | -
-        11 | B:1@15* | 24 | A C | B | - | -
-        12 | B:1@16* | 23 | A C | B | - | -
-        13 | B:1@17* | 22 | A C | - | - | done B
-        14 | - | 39 | A C | - | - | -                     # one slot of B is still written
-        15 | A:14@0* | 26 | C | - | - | -
         """,
     )
 

@@ -19,7 +19,7 @@ from policies.core.request import Request, Segments
 from policies.core.stops import StopCalendar, stop_of
 from tests.mirror_run import Guesses, Item
 from tests.scripts import sizes
-from tests.sglang_modes import MODES, Mode, SlotMirror
+from tests.sglang_modes import MODES, RETRACTION, Mode, SlotMirror, check, sglang
 from tests.variants import Size
 
 
@@ -179,3 +179,42 @@ def test_results_come_in_the_order_of_the_plans() -> None:
     assert engine.complete(StepResult(1, 1.0, 2.0, finished=(Finish(0, "stop", 2),))) == (Finish(0, "stop", 2),)
     with pytest.raises(ContractError, match="result of step 2 without a plan"):
         engine.complete(StepResult(2, 2.0, 3.0))
+
+
+def test_with_overlap_a_request_that_ends_runs_once_more_and_its_slot_comes_back_late() -> None:
+    check(
+        sglang(30, cache=True, seqs=2, overlap=True),
+        """
+        +A 4/3
+        +B 4/6
+        0 | A:4@0* B:4@0* | 22 | - | - | - | -
+        1 | A:1@4* B:1@4* | 20 | - | A B | - | -
+        2 | A:1@5* B:1@5* | 18 | - | A B | - | -
+        3 | A:1@6* B:1@6* | 16 | - | B | - | done A      # the result of 2; A runs for nothing, its slot stays taken
+        +C 20/2
+        4 | B:1@7* | 15 | C | B | - | -                  # A still counts as the second request: the latch
+        5 | B:1@8* | 15 | C | B | - | -                  # one taken, A's came back; 22 >= 16 + 6 - 0.696 x (6 - 4)
+        6 | B:1@9* | 14 | C | - | - | done B             # and once more for B
+        7 | - | 14 | C | - | - | -
+        8 | C:20@0* | 10 | - | - | - | -                 # 15 free, 20 asked for: all 15 cached tokens go
+        9 | C:1@20* | 9 | - | C | - | -
+        """,
+    )
+
+
+def test_with_overlap_a_retracted_request_makes_the_token_in_flight_again() -> None:
+    """Each has made 7, of which 6 are known: A comes back as a prompt of 8 + 6."""
+    check(
+        sglang(40, conservativeness=0.0, overlap=True),
+        RETRACTION
+        + """
+        8 | B:1@12* | 27 | A C | B | - | preempted A C
+        9 | B:1@13* | 26 | A C | B | - | -
+        10 | B:1@14* | 25 | A C | B | - | -
+        11 | B:1@15* | 24 | A C | B | - | -
+        12 | B:1@16* | 23 | A C | B | - | -
+        13 | B:1@17* | 22 | A C | - | - | done B
+        14 | - | 39 | A C | - | - | -                     # one slot of B is still written
+        15 | A:14@0* | 26 | C | - | - | -
+        """,
+    )
