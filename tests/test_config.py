@@ -131,7 +131,7 @@ def test_bare_words_are_texts(text: str, value: str) -> None:
 
 def said(overrides: list[str], **flags: object) -> str:
     with pytest.raises(ConfigError) as error:
-        load_config(None, overrides, **flags)
+        load_config(None, overrides, None, **flags)
     assert "\n" not in str(error.value)
     return str(error.value)
 
