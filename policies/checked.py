@@ -64,7 +64,7 @@ class CheckedPolicy(Policy):
         """Plan, and check the plan."""
         plan: object = self._call(self.policy.schedule, now_s)
         if isinstance(plan, Idle):
-            self._check(self._ledger.idle, plan, self.kv.tables)
+            self._check(self._ledger.idle, plan, self.kv.tables, now_s)
         elif isinstance(plan, StepPlan):
             order = self._call(self.policy.batch_order)
             self._check(self._ledger.plan, plan, order, self.kv.tables, self.kv.cpu_tables)

@@ -18,13 +18,15 @@ _GRANTS = "pass grants=self.decode.grant() to make_plan"
 
 
 class _Entry:
-    """One request: ``known`` tokens, of which ``computed`` have KV; ``held`` blocks are those that plans told of while
-    it is in the batch, None outside of it. Only one that ``may_share`` content finds a cached prefix."""
+    """One request: ``known`` tokens, of which ``computed`` have KV. ``held`` blocks are those that plans told of while
+    it is in the batch, None outside of it. It ``decodes`` after its first token. Only one that ``may_share`` content
+    finds a cached prefix."""
 
     def __init__(self, request: Request, *, may_share: bool) -> None:
         self.may_share = may_share
         self.prompt_tokens = self.known = request.prompt_tokens
         self.computed = 0
+        self.decodes = False
         self.held: int | None = None
 
 
@@ -39,6 +41,7 @@ class Ledger:
         self._block_size, self._caches_prefixes = block_size, caches_prefixes
         self._live: dict[RequestId, _Entry] = {}
         self._ended: dict[RequestId, _Entry] = {}
+        self._in_batch: dict[RequestId, _Entry] = {}
         self._order: list[BatchRow] = []
         self._chunks: dict[RequestId, Chunk] = {}
         self._begun = 0
@@ -77,8 +80,10 @@ class Ledger:
 
     # -- plans -------------------------------------------------------------------------------------------------------
 
-    def idle(self, idle: Idle, tables: Tables) -> None:
+    def idle(self, idle: Idle, tables: Tables, now_s: float) -> None:
         """Nothing runs."""
+        if idle.wake_at_s is not None and not idle.wake_at_s > now_s:
+            raise ContractError(f"idle until {idle.wake_at_s} s, which is not after now, {now_s} s; plan now")
         if self._quiet_until > self.step and not idle.rejected:
             self._break_promise("nothing runs")
         self._leave(idle.leaves, tables, {})
@@ -95,14 +100,14 @@ class Ledger:
         self._leave(plan.leaves, tables, swapped)
         for request_id, mode in plan.preempted:
             if mode == "recompute" and request_id in self._live:
-                self._live[request_id].computed = 0
+                self._live[request_id].computed, self._live[request_id].decodes = 0, False
         self._join(plan.joins)
         self._grant(plan.grants)
         self._reject(plan.rejected)
         for row in order:
             self._check_row(row, tables)
         self._check_ended(tables, {row.id for row in order})
-        self._check_chunks_are_rows(order)
+        self._check_all_are_rows(plan, {row.id for row in order})
         self._check_charge(plan, order)
 
     def _leave(self, leaves: Sequence[RequestId], tables: Tables, swapped: Tables) -> None:
@@ -111,9 +116,10 @@ class Ledger:
             if entry is None or entry.held is None:
                 raise ContractError(f"request {request_id} leaves the batch and never joined it")
             entry.held = None
+            del self._in_batch[request_id]
             entry.may_share = self._caches_prefixes  # a row that was preempted may find what it left in the cache
             if request_id not in tables and request_id not in swapped:
-                entry.computed = 0
+                entry.computed, entry.decodes = 0, False
 
     def _join(self, joins: Sequence[Grant]) -> None:
         for request_id, blocks in joins:
@@ -121,6 +127,7 @@ class Ledger:
             if not isinstance(blocks, tuple):
                 raise ContractError(f"request {request_id} joins with {blocks!r}; give what kv.open returned")
             entry.held = len(blocks)
+            self._in_batch[request_id] = entry
             chunk = self._chunks.get(request_id)
             if chunk is not None and entry.may_share and not entry.computed:
                 entry.computed = chunk.start
@@ -197,9 +204,18 @@ class Ledger:
                 raise ContractError(f"request {request_id} left the batch and is not in leaves; use make_plan, idle")
             del self._ended[request_id]
 
-    def _check_chunks_are_rows(self, order: list[BatchRow]) -> None:
-        for request_id in self._chunks.keys() - {row.id for row in order}:
+    def _check_all_are_rows(self, plan: StepPlan, computing: set[RequestId]) -> None:
+        """What the plan tells the backend to compute is in the batch."""
+        for request_id in self._chunks.keys() - computing:
             raise ContractError(f"request {request_id} has a chunk and is not in the batch; call self.admit(row)")
+        if plan.decode is Decode.ALL:
+            for request_id in self._in_batch.keys() - computing:
+                entry = self._live.get(request_id)
+                if entry is not None and entry.decodes:
+                    raise ContractError(
+                        f"all rows decode, and request {request_id} is not in batch_order; use make_plan, and"
+                        " self.pause(row) to leave a row out"
+                    )
 
     def _check_charge(self, plan: StepPlan, order: list[BatchRow]) -> None:
         decodes = [row.context for row in order if row.id not in self._chunks]
@@ -264,6 +280,7 @@ class Ledger:
             if entry is not None:
                 entry.computed += num_tokens if request_id in self._chunks else result.steps
                 if emits:
+                    entry.decodes = True
                     entry.known += result.emitted.get(request_id, result.steps)
         for finish in result.finished:
             self._quiet_until = 0

@@ -133,6 +133,11 @@ MISUSES = {
         "if False",
         "the plan computes nothing; return self.idle('no_requests') instead",
     ),
+    "a time that has passed": (
+        'self.idle("no_requests")',
+        'self.idle("no_requests", wake_at_s=now_s)',
+        "s; plan now",
+    ),
     "horizon returns a number": (
         "return Horizon(0, True)",
         "return 0",
@@ -147,6 +152,13 @@ MISUSES = {
         "self.most = most",
         "self.most = 1 / 0",
         "__init__ fails at bad.py, line 9 with ZeroDivisionError: division by zero",
+    ),
+    "rows left out of the batch": (
+        "    def horizon",
+        "    def batch_order(self):\n        rows = super().batch_order()\n"
+        "        return [row for row in rows if row.id or row.num_tokens > 1]\n\n    def horizon",
+        "step 1: all rows decode, and request 0 is not in batch_order;"
+        " use make_plan, and self.pause(row) to leave a row out",
     ),
     "too many rows": (
         "self.most = most",
