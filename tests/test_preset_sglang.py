@@ -59,9 +59,12 @@ def test_variants_and_overrides_reach_the_policy() -> None:
     ],
 )
 def test_refusals(overrides: dict[str, object], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+    def build() -> None:
         resolved = resolve(preset("sglang-0.4.9"), overrides, max_model_len=4_096)
         build_policy(resolved, num_gpu_blocks=7_000, kv_bytes_per_token=1)
+
+    with pytest.raises(ConfigError, match=message):
+        build()
 
 
 def test_a_pool_that_serves_nobody() -> None:
