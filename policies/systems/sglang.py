@@ -11,7 +11,6 @@ keeps account of the steps in flight, and ``max_in_flight`` says how many the re
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain
 
 from policies.core.errors import ConfigError, ContractError, EngineDied
 from policies.core.plan import Decode, Finish, Grant, Horizon, Idle, Remap, StepPlan
@@ -151,8 +150,7 @@ class SgLang(SgLangBase):
             tuple(self._joins), tuple(self._grants), tuple(self._leaves), tuple(self._preempted),
             tuple(self._rejected), (), (), self._stopped_by if self.waiting else "arrivals", 0, remaps,
         ))  # fmt: skip
-        if self._leaves:
-            self._leaves.clear()
+        self._leaves.clear()
         self._flights.append(Flight(self._chunks, decodes=self._decodes))
         self._step += 1
         return plan
@@ -237,7 +235,7 @@ class SgLang(SgLangBase):
                 raise EngineDied(f"decode out of memory: {count} KV slots asked for, {self.kv.num_free} left")
             return
         if count:
-            self._grants += running.decode.take(1)
+            self._grants += running.decode.take()
             self._decodes, self.mode = True, "mixed"
         self.joining = [*self.joining, *running.rows.values()]
         running.clear()
@@ -258,7 +256,7 @@ class SgLang(SgLangBase):
             self.is_full = False
         if not running.rows:
             return False
-        self._grants += running.decode.take(1)
+        self._grants = running.decode.take()
         self._decodes, self.mode = True, "decode"
         return True
 
@@ -298,15 +296,15 @@ class SgLang(SgLangBase):
         """Slots of further steps of a quiet run. Each evicts as the real one does, and lowers the ratio."""
         decode, kv = self.running.decode, self.kv
         count, left = len(decode.rows), steps
-        parts: list[Sequence[Grant]] = []
+        slots: list[int] = []
         while left:
             if not kv.make_room(count):
                 raise ContractError(f"steps booked beyond the horizon: {count} slots a step, {kv.num_free} left")
             now = min(left, kv.pool.num_free // count)
-            parts.append(decode.take(now))
+            slots += kv.pool.take(now * count)
             left -= now
         self._lower_ratio(steps)
         self._step += steps
         if not self._flights:  # one more step of a quiet run whose last one is booked
             self._flights.append(Flight((), decodes=True))
-        return parts[0] if len(parts) == 1 else list(chain.from_iterable(parts))
+        return decode.share_out(slots)

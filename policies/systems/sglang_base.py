@@ -43,15 +43,21 @@ class SgLangBase(Policy):
         self._flights: deque[Flight] = deque()
         self._remaps: list[Remap] = []
         self._leaves: list[RequestId] = []
+        self._joins: list[Grant] = []
+        self._preempted: list[tuple[RequestId, PreemptionMode]] = []
+        self._rejected: list[Finish] = []
         self._clear_plan()
 
     def _clear_plan(self) -> None:
         self._chunks: tuple[Chunk, ...] = ()
         self._decodes = False
-        self._joins: list[Grant] = []
         self._grants: list[Grant] = []
-        self._preempted: list[tuple[RequestId, PreemptionMode]] = []
-        self._rejected: list[Finish] = []
+        if self._joins:
+            self._joins = []
+        if self._preempted:
+            self._preempted = []
+        if self._rejected:
+            self._rejected = []
 
     # -- arrivals and aborts -----------------------------------------------------------------------------------------
 

@@ -57,14 +57,17 @@ class SlotGrants(Sequence[Grant]):
 class SlotRows(DecodeSet):
     """Decoding rows of a pool with one token a slot, always in running order."""
 
-    def take(self, steps: int) -> Sequence[Grant]:
-        """A slot for each row in each of the next ``steps`` steps, in step order and in running order within one."""
+    def take(self) -> list[Grant]:
+        """A new slot for each row in the next step, in running order."""
+        tables = self._buckets[0]
+        slots = self._kv.pool.take(len(tables))
+        deque(map(_append, tables.values(), slots), 0)
+        return list(zip(tables, zip(slots, strict=False), strict=True))
+
+    def share_out(self, slots: list[int]) -> Sequence[Grant]:
+        """Slots of several steps, each step's in running order."""
         tables = self._buckets[0]
         num_rows = len(tables)
-        slots = self._kv.pool.take(num_rows * steps)
-        if steps == 1:
-            deque(map(_append, tables.values(), slots), 0)
-            return list(zip(tables, zip(slots, strict=False), strict=True))
         for index, table in enumerate(tables.values()):
             table += slots[index::num_rows]
         return SlotGrants(tuple(tables), slots)
