@@ -209,7 +209,7 @@ def _checked_config(line: Object, where: str) -> Object:
     if line.get("system") not in _FIELDS:
         engine = _value(line, "engine", str, where)
         if engine not in ("v0", "v1"):
-            raise LogError(f"{where}: unknown engine '{engine}'; known are v0, v1 and system {', '.join(_FIELDS)}")
+            raise LogError(f"{where}: unknown engine '{engine}'; known are {', '.join(_FIELDS)}")
     return line
 
 
