@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from policies.core.request import Segments
+from policies.core.request import RequestId, Segments
 
-BlockHash = bytes
-_ROOT: BlockHash = b""
+BlockHash = bytes | int
+"""Names the content of a block and all before it: a digest, or a number that stands for what only one request has."""
+
+_ROOT = b""
 
 
-def block_hash(parent: BlockHash, content: bytes) -> BlockHash:
+def block_hash(parent: bytes, content: bytes) -> bytes:
     """Identity of a full block: its own content on top of everything before it."""
     from hashlib import blake2b  # here, since it loads OpenSSL, and only shared prefixes need it
 
@@ -27,7 +29,7 @@ class Content:
 
     def __init__(self, segments: Segments, output_key: str, block_size: int) -> None:
         self._block_size = block_size
-        self._hashes: list[BlockHash] = []
+        self._hashes: list[bytes] = []
         self._runs = self._split((*segments, (output_key, 1 << 60)))
 
     def _split(self, segments: Segments) -> Iterator[bytes]:
@@ -51,6 +53,19 @@ class Content:
         while len(known) < num_blocks:
             known.append(block_hash(known[-1] if known else _ROOT, next(self._runs)))
         return known
+
+
+class PrivateContent(Content):
+    """What the blocks of one request hold that shares nothing with any other: it is numbered, which costs nothing."""
+
+    __slots__ = ("_first",)
+
+    def __init__(self, request_id: RequestId) -> None:
+        self._first = request_id << 40
+
+    def hashes(self, num_blocks: int) -> Sequence[BlockHash]:
+        """Numbers of the first ``num_blocks`` blocks."""
+        return range(self._first, self._first + num_blocks)
 
 
 class PrefixCache:

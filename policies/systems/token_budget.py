@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from policies.core.errors import Stuck
 from policies.core.kv import KvManager
 from policies.core.plan import Chunk, Finish, Grant, Horizon, Idle, PreemptionMode, StepPlan
-from policies.core.prefix import Content
-from policies.core.request import RequestId, output_segment
+from policies.core.prefix import PrivateContent
+from policies.core.request import RequestId
 from policies.core.rows import Row
 from policies.systems.base import BatchingPolicy
 
@@ -124,23 +124,27 @@ class TokenBudget(BatchingPolicy):
     def _walk_running(self) -> None:
         """vLLM's walk, row by row: the last running request gives way when a block is missing."""
         self._grants = []
-        self.decode.granted_elsewhere()
+        running, decode = self.running, self.decode
+        decode.granted_elsewhere()
         scheduled: set[RequestId] = set()
-        for row in list(self.running.values()):
-            if row.id not in self.running:
+        for row in list(running.values()):
+            if row.id not in running:
                 break
             count = min(self._tokens_left(row), self.chunk_limit, self._budget)
             if count == 0:
                 continue
-            if not self._make_room(row, count):
-                break
-            scheduled.add(row.id)
-            if row.is_decoding:
-                self._budget -= 1
-                self._grant_one(row)
-            else:
+            if not row.is_decoding:
+                if not self._make_room(row, count):
+                    break
                 self._continue_chunk(row, count)
-        for row in [row for row in self.decode.rows.values() if row.id not in scheduled]:
+            else:
+                if decode.needs_block(row):
+                    if not self._make_room(row, 1):
+                        break
+                    self._grant_one(row)
+                self._budget -= 1
+            scheduled.add(row.id)
+        for row in [row for row in decode.rows.values() if row.id not in scheduled]:
             self.pause(row)
 
     def _tokens_left(self, row: Row) -> int:
@@ -197,8 +201,7 @@ class TokenBudget(BatchingPolicy):
 
     def _hash(self, row: Row, num_tokens: int) -> None:
         """Hash a row's first ``num_tokens`` tokens, which no other request shares."""
-        private = ((f"in:{row.id}", row.prompt_tokens),)
-        row.content = Content(private, output_segment(row.id), self.kv.block_size)
+        row.content = PrivateContent(row.id)
         self.kv.cache_blocks(row.id, row.content, num_tokens)
 
     def _outgrown(self, row: Row) -> None:
