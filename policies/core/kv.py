@@ -114,7 +114,7 @@ class KvManager:
     def _release(self, request_id: RequestId, blocks: Sequence[int]) -> None:
         cache = self.prefix_cache
         if cache is not None and self._num_cached.pop(request_id, 0):
-            blocks = [block for block in blocks if cache.drop(block)]
+            blocks = cache.drop(blocks)
             if self.unhashed_first:
                 self.pool.give_back([block for block in blocks if block in cache.hash_of])
                 blocks = [block for block in blocks if block not in cache.hash_of]
@@ -134,7 +134,7 @@ class KvManager:
         the free queue counts as needed."""
         needed = num_blocks - len(hits)
         if hits and self.prefix_cache is not None:
-            needed += sum(map(self.prefix_cache.is_free, hits))
+            needed += self.prefix_cache.count_free(hits)
         return needed <= self.pool.num_free - keep_free
 
     def cache_blocks(self, request_id: RequestId, content: Content, num_tokens: int) -> None:
@@ -144,19 +144,14 @@ class KvManager:
         done = self._num_cached.get(request_id, 0)
         if cache is None or full <= done:
             return
-        table, hashes = self.tables[request_id], content.hashes(full)
-        for index in range(done, full):
-            cache.enter(table[index], hashes[index])
+        cache.enter(self.tables[request_id][done:full], content.hashes(full)[done:full])
         self._num_cached[request_id] = full
 
     def _share(self, hits: Sequence[int]) -> None:
         cache = self.prefix_cache
         if cache is None:
             raise ContractError("prefix hits without a prefix cache")
-        for block in hits:
-            if cache.is_free(block):
-                self.pool.withdraw(block)
-            cache.share(block)
+        self.pool.withdraw(cache.share(hits))
 
     # -- CPU tier ----------------------------------------------------------------------------------------------------
 

@@ -74,10 +74,12 @@ class BlockPool:
         self._queue[start:head] = blocks
         self.num_free += len(blocks)
 
-    def withdraw(self, block: int) -> None:
-        """Take one particular free block out of the queue."""
-        self._stale[block] = self._stale.get(block, 0) + 1
-        self.num_free -= 1
+    def withdraw(self, blocks: Sequence[int]) -> None:
+        """Take particular free blocks out of the queue."""
+        stale = self._stale
+        for block in blocks:
+            stale[block] = stale.get(block, 0) + 1
+        self.num_free -= len(blocks)
 
     def free_blocks(self) -> list[int]:
         """The free blocks in order; O(pool), for checks."""

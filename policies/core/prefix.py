@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import islice
 
 from policies.core.request import RequestId, Segments
 
@@ -85,47 +86,63 @@ class PrefixCache:
     def lookup(self, hashes: Sequence[BlockHash], limit: int) -> list[int]:
         """Blocks of the longest run of hits from the start over at most ``limit`` hashes."""
         hits = []
-        for index in range(limit):
-            blocks = self._blocks_of.get(hashes[index])
-            if not blocks:
+        for digest in islice(hashes, limit):
+            blocks = self._blocks_of.get(digest)
+            if blocks is None:
                 break
             hits.append(next(iter(blocks)))
         return hits
 
-    def enter(self, block: int, digest: BlockHash) -> None:
-        """Name the content of a block that one table holds."""
-        self.hash_of[block] = digest
-        self._blocks_of.setdefault(digest, {})[block] = None
-        self._refs[block] = 1
+    def enter(self, blocks: Sequence[int], hashes: Sequence[BlockHash]) -> None:
+        """Name the contents of blocks that one table holds."""
+        blocks_of = self._blocks_of
+        for block, digest in zip(blocks, hashes, strict=True):
+            holders = blocks_of.get(digest)
+            if holders is None:
+                blocks_of[digest] = {block: None}
+            else:
+                holders[block] = None
+        self.hash_of.update(zip(blocks, hashes, strict=True))
+        self._refs.update(dict.fromkeys(blocks, 1))
 
-    def is_free(self, block: int) -> bool:
-        """True for a hashed block that no table holds."""
-        return self._refs[block] == 0
+    def count_free(self, blocks: Sequence[int]) -> int:
+        """How many of these hashed blocks no table holds."""
+        return list(map(self._refs.__getitem__, blocks)).count(0)
 
-    def share(self, block: int) -> None:
-        """One more table holds the block."""
-        self._refs[block] += 1
+    def share(self, blocks: Sequence[int]) -> list[int]:
+        """One more table holds these hashed blocks; returns those that no table held before."""
+        refs = self._refs
+        free = [block for block in blocks if not refs[block]]
+        for block in blocks:
+            refs[block] += 1
+        return free
 
-    def drop(self, block: int) -> bool:
-        """One table fewer holds the block; True when none is left (always so for a block without a hash)."""
-        refs = self._refs.get(block)
-        if refs is None:
-            return True
-        self._refs[block] = refs - 1
-        return refs == 1
+    def drop(self, blocks: Sequence[int]) -> list[int]:
+        """One table fewer holds these blocks; returns those that none holds now, in the same order."""
+        refs = self._refs
+        free = []
+        for block in blocks:
+            left = refs.get(block, 0)  # 0: without a hash, so this table was the only one
+            if left:
+                refs[block] = left - 1
+            if left <= 1:
+                free.append(block)
+        return free
 
     def evict(self, blocks: Sequence[int]) -> None:
         """Forget the content of blocks that are handed out anew."""
-        if self.hash_of.keys().isdisjoint(blocks):
+        hash_of, blocks_of = self.hash_of, self._blocks_of
+        if hash_of.keys().isdisjoint(blocks):
             return
         for block in blocks:
-            digest = self.hash_of.pop(block, None)
+            digest = hash_of.pop(block, None)
             if digest is not None:
                 del self._refs[block]
-                holders = self._blocks_of[digest]
-                del holders[block]
-                if not holders:
-                    del self._blocks_of[digest]
+                holders = blocks_of[digest]
+                if len(holders) > 1:
+                    del holders[block]
+                else:
+                    del blocks_of[digest]
 
     def references(self) -> dict[int, int]:
         """Number of tables that hold each hashed block, for checks."""

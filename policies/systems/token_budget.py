@@ -130,20 +130,21 @@ class TokenBudget(BatchingPolicy):
         for row in list(running.values()):
             if row.id not in running:
                 break
+            if row.is_decoding and self._budget > 0 and not decode.needs_block(row):
+                self._budget -= 1
+                scheduled.add(row.id)
+                continue
             count = min(self._tokens_left(row), self.chunk_limit, self._budget)
             if count == 0:
                 continue
-            if not row.is_decoding:
-                if not self._make_room(row, count):
-                    break
-                self._continue_chunk(row, count)
-            else:
-                if decode.needs_block(row):
-                    if not self._make_room(row, 1):
-                        break
-                    self._grant_one(row)
-                self._budget -= 1
+            if not self._make_room(row, count):
+                break
             scheduled.add(row.id)
+            if row.is_decoding:
+                self._budget -= 1
+                self._grant_one(row)
+            else:
+                self._continue_chunk(row, count)
         for row in [row for row in decode.rows.values() if row.id not in scheduled]:
             self.pause(row)
 
