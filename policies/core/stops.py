@@ -105,24 +105,27 @@ class StopCalendar:
         return finished + self._emit(chunks)
 
     def _stop_rows(self, now: int) -> tuple[Finish, ...]:
-        heap, due = self._heap, self._due
+        heap, due, stops = self._heap, self._due, self._stops
         finished = []
         while heap and heap[0][0] <= now:
             step, request_id = heappop(heap)
             if due.get(request_id) == step:
-                finished.append(self._finish(request_id))
+                del due[request_id]
+                num_output_tokens, reason = stops.pop(request_id)
+                finished.append(_new_tuple(Finish, (request_id, reason, num_output_tokens)))
         return tuple(finished)
 
     def _emit(self, chunks: Sequence[Chunk]) -> tuple[Finish, ...]:
         """The first tokens of completed prompts."""
         finished = []
         for request_id, _, _, emits in chunks:
-            if emits and request_id in self._stops:
+            if emits:
                 left = self._tokens_left(request_id) - 1
                 if left:
                     self._enter(request_id, left)
                 else:
-                    finished.append(self._finish(request_id))
+                    num_output_tokens, reason = self._stops.pop(request_id)
+                    finished.append(Finish(request_id, reason, num_output_tokens))
         return tuple(finished)
 
     def _tokens_left(self, request_id: RequestId) -> int:
@@ -137,8 +140,3 @@ class StopCalendar:
         """Rows left out of a step stop one step later."""
         for request_id in self._due.keys() - set(decoding):
             self._enter(request_id, self._due[request_id] - self._steps + 1)
-
-    def _finish(self, request_id: RequestId) -> Finish:
-        self._due.pop(request_id, None)
-        num_output_tokens, reason = self._stops.pop(request_id)
-        return _new_tuple(Finish, (request_id, reason, num_output_tokens))
