@@ -191,6 +191,7 @@ class DecodeSet:
         if len(bucket) < 2:
             return bucket
         return {key: bucket[key] for key in sorted(bucket, key=lambda key: rows[key].order)}
+
     def _cache(self, bucket: Iterable[RequestId], *, growing: int) -> None:
         """Enter all blocks of the hashed rows of a bucket, except the last ``growing`` ones."""
         for request_id in bucket:
