@@ -119,7 +119,7 @@ class StopCalendar:
         """The first tokens of completed prompts."""
         finished = []
         for request_id, _, _, emits in chunks:
-            if emits:
+            if emits and request_id in self._stops:
                 left = self._tokens_left(request_id) - 1
                 if left:
                     self._enter(request_id, left)
