@@ -132,9 +132,9 @@ class KvManager:
     def can_open(self, num_blocks: int, hits: Sequence[int] = (), keep_free: int = 0) -> bool:
         """True if a table of ``num_blocks`` with these hits fits and leaves ``keep_free`` blocks. A hit that lies in
         the free queue counts as needed."""
-        needed = num_blocks - len(hits)
+        needed = num_blocks
         if hits and self.prefix_cache is not None:
-            needed += self.prefix_cache.count_free(hits)
+            needed += self.prefix_cache.count_free(hits) - len(hits)
         return needed <= self.pool.num_free - keep_free
 
     def cache_blocks(self, request_id: RequestId, content: Content, num_tokens: int) -> None:

@@ -146,11 +146,9 @@ class DecodeSet:
 
     def grant(self) -> list[Grant]:
         """Give each row that needs a block in the next step one, in running order."""
-        step = self.steps
+        step, size = self.steps, self._size
         self._granted = step + 1
-        if not self._size:
-            return []
-        bucket = self._buckets[step % self._size]
+        bucket = self._buckets[step % size] if size else None
         if not bucket:
             return []
         if not self._in_order:
@@ -163,20 +161,21 @@ class DecodeSet:
 
     def skip(self, steps: int) -> list[Grant]:
         """Blocks of ``steps`` steps after those granted so far, in step order and in running order within a step."""
-        first = self._granted
+        first, size = self._granted, self._size
         self._granted = first + steps
-        if not self._size:
+        if not size:
             return []
-        buckets = self._buckets
+        buckets, start = self._buckets, first % size
         if not self._in_order:
             buckets = [self._sorted(bucket) for bucket in buckets]
-        start = first % self._size
-        end = start + steps
-        if end > self._size:
-            buckets = buckets * -(-end // self._size)
-        buckets = buckets[start:end]
-        ids = list(_flat(buckets))
-        return self._give(ids, _flat(map(_tables, buckets))) if ids else []
+        ring = buckets[start:] + buckets[:start]
+        rounds, rest = divmod(steps, size)
+        window = ring[:rest]
+        if rounds:
+            # Without the empty buckets: a long run of few rows would look at many of them.
+            window = list(filter(None, ring)) * rounds + window
+        ids = list(_flat(window))
+        return self._give(ids, _flat(map(_tables, window))) if ids else []
 
     def _give(self, ids: Collection[RequestId], tables: Iterable[list[int]]) -> list[Grant]:
         """One block to each of these tables. Its loops are in C, since every block of a run comes by here."""

@@ -220,18 +220,18 @@ class TokenBudget(BatchingPolicy):
 
     def _admit(self) -> None:
         """From the head of the queue until something does not fit."""
-        waiting = self.waiting
+        waiting, running, kv, limit = self.waiting, self.running, self.kv, self.chunk_limit
         skipped: list[Row] = []
         self._head_exceeds = False
-        if self.kv.prefix_cache is not None:
+        if kv.prefix_cache is not None:
             self.decode.cache_filling()
-        while waiting and self._budget > 0 and len(self.running) < self.max_num_seqs:
+        while waiting and self._budget > 0 and len(running) < self.max_num_seqs:
             row = waiting[0]
-            hits = self.kv.lookup(row.content, row.num_tokens) if row.content is not None else ()
-            start = len(hits) * self.kv.block_size
+            hits = kv.lookup(row.content, row.num_tokens) if row.content is not None else ()
+            start = len(hits) * kv.block_size
             count = row.num_tokens - start
-            if count > self.chunk_limit:
-                count = self.chunk_limit
+            if count > limit:
+                count = limit
             if count > self._budget:
                 if not self.enable_chunked_prefill:
                     if self.stops_at_long_prompt:
@@ -240,16 +240,16 @@ class TokenBudget(BatchingPolicy):
                     skipped.append(waiting.popleft())
                     continue
                 count = self._budget
-            num_blocks = self.kv.blocks_for(start + count)
+            num_blocks = kv.blocks_for(start + count)
             if not self._can_open(row, num_blocks, hits):
-                if self.running or not self._refuse_head():
+                if running or not self._refuse_head():
                     break
                 continue
             waiting.popleft()
             self.enter(row)
-            self._joins.append((row.id, self.kv.open(row.id, num_blocks, hits)))
+            self._joins.append((row.id, kv.open(row.id, num_blocks, hits)))
             self._compute(row, start, count)
-            if not self._new_chunks[-1].emits:
+            if row.num_computed_tokens < row.num_tokens:
                 self.partial[row.id] = row
         self._skipped_head = bool(skipped)
         waiting.extendleft(reversed(skipped))
