@@ -98,6 +98,8 @@ class Recorder:
     def on_step(self, plan: StepPlan, result: StepResult) -> None:
         """Extend the current row or start one; book tokens and gaps."""
         self._note((_STEP, plan, result))
+        if len(self._notes) >= _NOTES:
+            self._account()
 
     def on_finish(self, finish: Finish, now_s: float) -> None:
         """A request's account is complete."""
