@@ -154,7 +154,7 @@ def prepare(config: RunConfig, remarks: Sequence[str] = ()) -> Setup:
         services=services,
     )
     if custom is not None:
-        from policies.checked import CheckedPolicy  # built-in policies never pay for it
+        from policies.kit.checked import CheckedPolicy  # built-in policies never pay for it
 
         policy = CheckedPolicy(policy, custom)
     notices = setup_notes(parameters, workload, remarks)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from policies.checked import CheckedPolicy
 from policies.core.protocols import Policy, Services
+from policies.kit.checked import CheckedPolicy
 from tests.variants import VARIANTS, Size, Variant
 from tests.world_cases import KINDS, random_case
 from tests.worlds import first_difference, run_case

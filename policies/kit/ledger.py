@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from policies.core.errors import ContractError
 from policies.core.plan import BatchRow, Chunk, Decode, Finish, Grant, Horizon, Idle, StepPlan, StepResult
 from policies.core.request import Request, RequestId
+from policies.kit.rules import Rule, RuleBroken
 
 Tables = Mapping[RequestId, Sequence[int]]
 """Block tables by request."""
@@ -31,7 +31,7 @@ class _Entry:
 
 
 class Ledger:
-    """Holds each plan against the ones before it; ContractError names the request, what is wrong, and the remedy.
+    """Holds each plan against the ones before it; RuleBroken names rule and request, what is wrong, and the remedy.
 
     ``step`` counts the steps booked. A step costs O(rows of the batch).
     """
@@ -76,14 +76,18 @@ class Ledger:
     def _check_output(self, request_id: RequestId, entry: _Entry, said: int, where: str) -> None:
         made = entry.known - entry.prompt_tokens
         if said != made:
-            raise ContractError(f"{where} {said} output tokens for request {request_id}, which has made {made}")
+            raise RuleBroken(
+                Rule.TOKENS, f"{where} {said} output tokens for request {request_id}, which has made {made}"
+            )
 
     # -- plans -------------------------------------------------------------------------------------------------------
 
     def idle(self, idle: Idle, tables: Tables, now_s: float) -> None:
         """Nothing runs."""
         if idle.wake_at_s is not None and not idle.wake_at_s > now_s:
-            raise ContractError(f"idle until {idle.wake_at_s} s, which is not after now, {now_s} s; plan now")
+            raise RuleBroken(
+                Rule.PROGRESS, f"idle until {idle.wake_at_s} s, which is not after now, {now_s} s; plan now"
+            )
         if self._quiet_until > self.step and not idle.rejected:
             self._break_promise("nothing runs")
         self._leave(idle.leaves, tables, {})
@@ -114,7 +118,7 @@ class Ledger:
         for request_id in leaves:
             entry = self._live.get(request_id) or self._ended.get(request_id)
             if entry is None or entry.held is None:
-                raise ContractError(f"request {request_id} leaves the batch and never joined it")
+                raise RuleBroken(Rule.LEAVES, f"request {request_id} leaves the batch and never joined it")
             entry.held = None
             del self._in_batch[request_id]
             entry.may_share = self._caches_prefixes  # a row that was preempted may find what it left in the cache
@@ -125,7 +129,7 @@ class Ledger:
         for request_id, blocks in joins:
             entry = self._entry(request_id, "joins")
             if not isinstance(blocks, tuple):
-                raise ContractError(f"request {request_id} joins with {blocks!r}; give what kv.open returned")
+                raise RuleBroken(Rule.TOLD, f"request {request_id} joins with {blocks!r}; give what kv.open returned")
             entry.held = len(blocks)
             self._in_batch[request_id] = entry
             chunk = self._chunks.get(request_id)
@@ -136,7 +140,9 @@ class Ledger:
         for request_id, blocks in grants:
             entry = self._live.get(request_id) or self._ended.get(request_id)
             if entry is None or entry.held is None:
-                raise ContractError(f"request {request_id} is granted blocks and never joined; put them in its join")
+                raise RuleBroken(
+                    Rule.TOLD, f"request {request_id} is granted blocks and never joined; put them in its join"
+                )
             entry.held += len(blocks)
 
     def _reject(self, rejected: Sequence[Finish]) -> None:
@@ -149,7 +155,7 @@ class Ledger:
         entry = self._live.get(request_id)
         if entry is None:
             what = "has ended" if request_id in self._ended else "is not among the unfinished ones"
-            raise ContractError(f"request {request_id} {does} and {what}")
+            raise RuleBroken(Rule.PLACE, f"request {request_id} {does} and {what}")
         return entry
 
     # -- rows --------------------------------------------------------------------------------------------------------
@@ -161,24 +167,29 @@ class Ledger:
         entry = self._entry(request_id, "computes")
         table = tables.get(request_id)
         if table is None:
-            raise ContractError(f"request {request_id} computes without a KV table; call self.admit(row) (or kv.open)")
+            raise RuleBroken(
+                Rule.ROOM, f"request {request_id} computes without a KV table; call self.admit(row) (or kv.open)"
+            )
         chunk = self._chunks.get(request_id)
         self._check_cover(request_id, len(table), context + num_tokens, is_decode=chunk is None)
         if entry.held is None:
-            raise ContractError(
-                f"request {request_id} computes and never joined; put (row.id, blocks) into joins of make_plan"
+            raise RuleBroken(
+                Rule.TOLD,
+                f"request {request_id} computes and never joined; put (row.id, blocks) into joins of make_plan",
             )
         if entry.held != len(table):
-            raise ContractError(
+            raise RuleBroken(
+                Rule.TOLD,
                 f"the plans told of {entry.held} blocks of request {request_id}, its table has {len(table)};"
-                " put its blocks at entry into joins and all later ones into grants"
+                " put its blocks at entry into joins and all later ones into grants",
             )
         if chunk is not None:
             _check_chunk(chunk, entry)
         elif context != entry.computed or entry.computed + 1 != entry.known:
-            raise ContractError(
+            raise RuleBroken(
+                Rule.CHUNKS,
                 f"request {request_id} decodes on {context} cached tokens, {entry.computed} of {entry.known}"
-                " are computed; a row decodes once its prompt is complete"
+                " are computed; a row decodes once its prompt is complete",
             )
 
     def _check_cover(self, request_id: RequestId, blocks: int, tokens: int, *, is_decode: bool) -> None:
@@ -187,10 +198,13 @@ class Ledger:
             return
         has = f"{blocks} block{'s' * (blocks != 1)} ({room} tokens)"
         if is_decode:
-            raise ContractError(f"request {request_id} decodes its {_ordinal(tokens)} token with {has}; {_GRANTS}")
-        raise ContractError(
+            raise RuleBroken(
+                Rule.ROOM, f"request {request_id} decodes its {_ordinal(tokens)} token with {has}; {_GRANTS}"
+            )
+        raise RuleBroken(
+            Rule.ROOM,
             f"request {request_id} prefills up to its {_ordinal(tokens)} token with {has};"
-            " open its table with kv.blocks_for(row.num_tokens) blocks"
+            " open its table with kv.blocks_for(row.num_tokens) blocks",
         )
 
     def _check_ended(self, tables: Tables, computing: set[RequestId] | tuple[()]) -> None:
@@ -199,22 +213,29 @@ class Ledger:
             if request_id in computing:
                 continue
             if request_id in tables:
-                raise ContractError(f"request {request_id} has ended and keeps its blocks; call self.remove(row)")
+                raise RuleBroken(
+                    Rule.LEAVES, f"request {request_id} has ended and keeps its blocks; call self.remove(row)"
+                )
             if entry.held is not None:
-                raise ContractError(f"request {request_id} left the batch and is not in leaves; use make_plan, idle")
+                raise RuleBroken(
+                    Rule.LEAVES, f"request {request_id} left the batch and is not in leaves; use make_plan, idle"
+                )
             del self._ended[request_id]
 
     def _check_all_are_rows(self, plan: StepPlan, computing: set[RequestId]) -> None:
         """What the plan tells the backend to compute is in the batch."""
         for request_id in self._chunks.keys() - computing:
-            raise ContractError(f"request {request_id} has a chunk and is not in the batch; call self.admit(row)")
+            raise RuleBroken(
+                Rule.PLACE, f"request {request_id} has a chunk and is not in the batch; call self.admit(row)"
+            )
         if plan.decode is Decode.ALL:
             for request_id in self._in_batch.keys() - computing:
                 entry = self._live.get(request_id)
                 if entry is not None and entry.decodes:
-                    raise ContractError(
+                    raise RuleBroken(
+                        Rule.PLACE,
                         f"all rows decode, and request {request_id} is not in batch_order; use make_plan, and"
-                        " self.pause(row) to leave a row out"
+                        " self.pause(row) to leave a row out",
                     )
 
     def _check_charge(self, plan: StepPlan, order: list[BatchRow]) -> None:
@@ -225,10 +246,12 @@ class Ledger:
             ("sum_context", plan.sum_context, sum(decodes)),
         ):
             if said < least:
-                raise ContractError(f"the plan states {name} = {said} and its rows have {least}; make it by make_plan")
+                raise RuleBroken(
+                    Rule.CHARGE, f"the plan states {name} = {said} and its rows have {least}; make it by make_plan"
+                )
         self._empty_plans = 0 if plan.num_tokens else self._empty_plans + 1
         if self._empty_plans > _MAX_EMPTY_PLANS or (not plan.num_tokens and plan.decode is Decode.ALL):
-            raise ContractError("the plan computes nothing; return self.idle('no_requests') instead")
+            raise RuleBroken(Rule.PROGRESS, "the plan computes nothing; return self.idle('no_requests') instead")
 
     # -- promises ----------------------------------------------------------------------------------------------------
 
@@ -254,9 +277,10 @@ class Ledger:
 
     def _break_promise(self, what: str) -> None:
         step, (steps, matter) = self._promise
-        raise ContractError(
+        raise RuleBroken(
+            Rule.HORIZON,
             f"at step {step} horizon promised {steps} steps without a decision"
-            f"{'' if matter else ', whatever arrives'}, and now {what}; Horizon(0, True) is always right"
+            f"{'' if matter else ', whatever arrives'}, and now {what}; Horizon(0, True) is always right",
         )
 
     # -- results -----------------------------------------------------------------------------------------------------
@@ -292,18 +316,22 @@ def _check_chunk(chunk: Chunk, entry: _Entry) -> None:
     request_id, start, num_tokens, emits = chunk
     end = start + num_tokens
     if start != entry.computed:
-        raise ContractError(
+        raise RuleBroken(
+            Rule.CHUNKS,
             f"a chunk of request {request_id} starts at token {start} and {entry.computed} are computed;"
-            " start at row.num_computed_tokens and raise that by each chunk"
+            " start at row.num_computed_tokens and raise that by each chunk",
         )
     if num_tokens < 1 or end > entry.known:
-        raise ContractError(
-            f"a chunk of request {request_id} goes to token {end} and {entry.known} are known; end it at row.num_tokens"
+        raise RuleBroken(
+            Rule.CHUNKS,
+            f"a chunk of request {request_id} goes to token {end} and {entry.known} are known;"
+            " end it at row.num_tokens",
         )
     if emits != (end == entry.known):
-        raise ContractError(
+        raise RuleBroken(
+            Rule.CHUNKS,
             f"a chunk of request {request_id} ends at token {end} of {entry.known} and says emits={emits};"
-            " it emits if and only if it ends at row.num_tokens"
+            " it emits if and only if it ends at row.num_tokens",
         )
 
 

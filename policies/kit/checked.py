@@ -10,7 +10,8 @@ from policies.core.plan import BatchRow, Grant, Horizon, Idle, Load, Queues, Ste
 from policies.core.protocols import Details, Policy
 from policies.core.request import Request, RequestId
 from policies.custom import line_of
-from policies.ledger import Ledger
+from policies.kit.ledger import Ledger
+from policies.kit.rules import BrokenPolicy, Rule, RuleBroken
 from policies.systems.base import BatchingPolicy
 
 T = TypeVar("T")
@@ -25,8 +26,8 @@ class CheckedPolicy(Policy):
     After each plan and each ``skip``: every computed row has joined and has the blocks of its tokens, chunks follow
     what is computed and emit at its end, who ended leaves and frees, limits that the policy has (``max_num_seqs``,
     ``max_num_batched_tokens``) are kept, the pool's blocks are conserved. Driven step by step, also what ``horizon``
-    promised: within it only grants. A broken rule, and an exception of the class itself, is a UserError in one line
-    that begins with ``engine.policy = 'ADDRESS'``; RunError and UserError pass.
+    promised: within it only grants. A broken rule, and an exception of the class itself, is a BrokenPolicy: a UserError
+    in one line that begins with ``engine.policy = 'ADDRESS'``; RunError and UserError pass.
     """
 
     def __init__(self, policy: Policy, address: str) -> None:
@@ -73,7 +74,8 @@ class CheckedPolicy(Policy):
                 self._check(self._ledger.promise, self.horizon())
         else:
             raise self._error(
-                f"schedule returned {_kind(plan)}; return self.make_plan(...), or self.idle(reason) if nothing can run"
+                Rule.CODE,
+                f"schedule returned {_kind(plan)}; return self.make_plan(...), or self.idle(reason) if nothing can run",
             )
         self._num_plans += 1
         if self._num_plans <= _CHECK_BLOCKS_EVERY or not self._num_plans % _CHECK_BLOCKS_EVERY:
@@ -95,7 +97,7 @@ class CheckedPolicy(Policy):
         """Pass on; it must be a Horizon."""
         horizon: object = self._call(self.policy.horizon)
         if not isinstance(horizon, Horizon) or horizon.steps < 0:
-            raise self._error(f"horizon returned {_kind(horizon)}; return Horizon(0, True) if unsure")
+            raise self._error(Rule.CODE, f"horizon returned {_kind(horizon)}; return Horizon(0, True) if unsure")
         return horizon
 
     def on_transfer_done(self, transfer: Transfer) -> None:
@@ -108,15 +110,16 @@ class CheckedPolicy(Policy):
         for name, used in (("max_num_seqs", len(order)), ("max_num_batched_tokens", plan.num_tokens)):
             limit = getattr(policy, name, None)
             if isinstance(limit, int) and used > limit:
-                what = "rows" if name == "max_num_seqs" else "tokens"
-                raise ContractError(f"the plan has {used:,} {what}, more than {name} = {limit:,}")
+                what, rule = ("rows", Rule.SEQS) if name == "max_num_seqs" else ("tokens", Rule.BUDGET)
+                raise RuleBroken(rule, f"the plan has {used:,} {what}, more than {name} = {limit:,}")
         if isinstance(policy, BatchingPolicy):
             for chunk in plan.chunks:
                 row, end = policy.running.get(chunk.id), chunk.start + chunk.num_tokens
                 if row is not None and row.num_computed_tokens != end:
-                    raise ContractError(
+                    raise RuleBroken(
+                        Rule.CHUNKS,
                         f"request {row.id} has a chunk up to token {end} and num_computed_tokens ="
-                        f" {row.num_computed_tokens}; set row.num_computed_tokens with each chunk, as self.admit does"
+                        f" {row.num_computed_tokens}; set row.num_computed_tokens with each chunk, as self.admit does",
                     )
 
     # -- views -------------------------------------------------------------------------------------------------------
@@ -152,17 +155,18 @@ class CheckedPolicy(Policy):
         except Exception as error:
             what = getattr(method, "__name__", "a call")
             raise self._error(
-                f"{what} fails at {line_of(error, self._file)} with {type(error).__name__}: {error}"
+                Rule.CODE, f"{what} fails at {line_of(error, self._file)} with {type(error).__name__}: {error}"
             ) from error
 
     def _check(self, rule: Callable[..., object], *arguments: object) -> None:
         try:
             rule(*arguments)
         except ContractError as error:
-            raise self._error(str(error)) from error
+            broken = error.rule if isinstance(error, RuleBroken) else Rule.BLOCKS  # the KV manager's own check
+            raise self._error(broken, str(error)) from error
 
-    def _error(self, message: str) -> UserError:
-        return UserError(f"engine.policy = '{self.address}': step {self._ledger.step}: {message}")
+    def _error(self, rule: Rule, message: str) -> BrokenPolicy:
+        return BrokenPolicy(self.address, rule, self._ledger.step, message)
 
 
 def _kind(value: object) -> str:
