@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Any
 
 from policies.core.errors import ConfigError, UserError, closest
@@ -10,8 +11,6 @@ from policies.core.protocols import Policy
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
     from types import ModuleType
-
-_TAKES_ANY_KEYWORD = 0x08
 
 
 def load_builtin(address: str) -> type[Policy]:
@@ -93,26 +92,23 @@ def construct(
 
     ConfigError if it wants an argument that nothing offers, or does not know one of its own.
     """
-    init: Any = cls.__init__
-    code = getattr(init, "__code__", None)
-    if code is None or code.co_argcount < 2:
+    # Of the class, not of its __init__: a compiled class describes its arguments there alone.
+    arguments = list(signature(cls).parameters.values())
+    if not arguments or arguments[0].kind not in (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD):
         raise ConfigError(f"{where}: {cls.__name__} needs __init__(self, kv, *, ...), kv being its KvManager")
     own = own or {}
     for name in own.keys() & offered.keys():
         raise ConfigError(f"policy.{name}: the preset gives this one; set engine.{name}")
-    if not code.co_flags & _TAKES_ANY_KEYWORD:
-        names = code.co_varnames[2 : code.co_argcount + code.co_kwonlyargcount]
-        _check_own(names, offered, own, f"__init__ of {cls.__name__}")
-        positional = names[: code.co_argcount - 2]
-        first_default = max(0, len(positional) - len(init.__defaults__ or ()))
-        optional = {*own, *positional[first_default:], *(init.__kwdefaults__ or ())}
-        for name in names:
-            if name not in offered and name not in optional:
+    if all(argument.kind is not Parameter.VAR_KEYWORD for argument in arguments):
+        named = {argument.name: argument for argument in arguments[1:] if argument.kind is not Parameter.VAR_POSITIONAL}
+        _check_own(list(named), offered, own, f"__init__ of {cls.__name__}")
+        for name, argument in named.items():
+            if name not in offered and name not in own and argument.default is Parameter.empty:
                 raise ConfigError(
                     f"{where}: __init__ of {cls.__name__} wants '{name}', which this preset does not offer;"
                     f" give it a default, or set policy.{name}"
                 )
-        offered = {name: offered[name] for name in names if name in offered}
+        offered = {name: offered[name] for name in named if name in offered}
     make: Any = cls
     policy: Policy = make(first, **offered, **own)
     return policy
