@@ -18,9 +18,9 @@ from policies.core.plan import Finish, Grant, Idle, StepPlan
 from policies.core.protocols import Policy
 from policies.core.request import Request, Segments, output_segment
 from policies.core.stops import StopCalendar, stop_of
+from policies.kit.mirror import MirrorBackend
 from policies.systems.paged_027 import Paged027
 from policies.systems.static import Static
-from tests.mirror import MirrorBackend
 from tests.variants import Size, Variant
 
 _ABORT, _ARRIVAL = 0, 1

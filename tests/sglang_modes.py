@@ -1,16 +1,14 @@
-"""SGLang's modes, the mirror that follows its tables, and what its step tables begin with."""
+"""SGLang's modes, and what its step tables begin with."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from policies.core.plan import Idle, StepPlan
 from policies.core.protocols import Policy, Services
 from policies.core.radix_kv import RadixKv
 from policies.systems.sglang import SgLang
 from policies.systems.sglang_queue import Scheduling
 from tests.decision_tables import check_script
-from tests.mirror import MirrorBackend
 from tests.variants import Size
 
 
@@ -56,18 +54,6 @@ MODES = {
         Mode("no-cache-mixed", "lof", caches_prefixes=False, mixed=True),
     )
 }
-
-
-class SlotMirror(MirrorBackend):
-    """Follows tables whose duplicates were found."""
-
-    def submit(self, plan: StepPlan | Idle) -> int:
-        """Deltas, then the slots that take the place of others."""
-        ticket = super().submit(plan)
-        if isinstance(plan, StepPlan):
-            for request_id, start, slots in plan.remaps:
-                self.tables[request_id][start : start + len(slots)] = slots
-        return ticket
 
 
 # -- step tables ---------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.core.protocols import Backend
-from tests.mirror import MirrorBackend
+from policies.kit.mirror import MirrorBackend
 from tests.mirror_run import Item, Log, MirrorRun
 from tests.scripts import BLOCK_SIZE, MAX_MODEL_LEN, items, sizes
 from tests.variants import VARIANTS, Size, Variant

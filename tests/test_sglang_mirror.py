@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.core.plan import StepPlan
+from policies.kit.mirror import MirrorBackend
 from tests.mirror_run import Item, MirrorRun
 from tests.scripts import items, sizes
-from tests.sglang_modes import MODES, Mode, SlotMirror
+from tests.sglang_modes import MODES, Mode
 from tests.variants import Size, Variant
 
 
@@ -21,7 +22,7 @@ class SlotRun(MirrorRun):
 
     def __init__(self, mode: Mode, size: Size, script: list[Item], chooser: Random | None = None) -> None:
         super().__init__(cast(Variant, mode), size, script, chooser)
-        self.mirror = SlotMirror(1)
+        self.mirror = MirrorBackend(1)
         self.met_remaps = 0
 
     def _check_plan(self, plan: StepPlan) -> None:

@@ -17,13 +17,14 @@ from policies.core.errors import ContractError
 from policies.core.plan import Finish, Idle, StepPlan, StepResult
 from policies.core.request import Request, Segments
 from policies.core.stops import StopCalendar, stop_of
+from policies.kit.mirror import MirrorBackend
 from tests.mirror_run import Guesses, Item
 from tests.scripts import sizes
-from tests.sglang_modes import MODES, RETRACTION, Mode, SlotMirror, check, sglang
+from tests.sglang_modes import MODES, RETRACTION, Mode, check, sglang
 from tests.variants import Size
 
 
-class AheadMirror(SlotMirror):
+class AheadMirror(MirrorBackend):
     """Runs each plan at once. ``told`` holds, for the plans whose results are due, who gets a token and who ends."""
 
     def __init__(self) -> None:

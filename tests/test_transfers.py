@@ -13,11 +13,11 @@ from policies.core.plan import Chunk, Grant, Horizon, Idle, PreemptionMode, Step
 from policies.core.request import Request, RequestId
 from policies.core.rows import Row
 from policies.core.stops import Stop
+from policies.kit.mirror import MirrorBackend
 from policies.systems.base import BatchingPolicy
 from sim.record import Tee
 from sim.world.replica import SwapLink
 from sim.world.world import Outcome, World
-from tests.mirror import MirrorBackend
 from tests.token_watch import TokenWatch, check_against
 from tests.worlds import SHIPPED, Costs, Kept, KnottyCosts, Run, first_difference, memory_of, workload_of
 from traces.record.recorder import Recorder

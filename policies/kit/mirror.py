@@ -1,7 +1,8 @@
 """A backend that knows nothing but plans: it keeps its own block tables and its own memory, slot by slot.
 
 Every token it computes is written to the slot that its tables name, and every step reads back all the context
-it attends to: a block freed, reused, swapped or shared at the wrong moment shows up as wrong content.
+it attends to: a block freed, reused, swapped or shared at the wrong moment shows up as wrong content. RuleBroken
+names the request and the token.
 """
 
 from __future__ import annotations
@@ -11,19 +12,22 @@ from collections.abc import Sequence
 from policies.core.plan import Decode, Finish, Grant, Idle, StepPlan, StepResult, Transfer
 from policies.core.request import Request, RequestId, output_segment
 from policies.core.stops import Stop
+from policies.kit.rules import Rule, RuleBroken
 
 Memory = dict[tuple[int, int], int]
 """What lies in the slots (block, offset) of one tier: names of tokens."""
 
 
 class MirrorRow:
-    """One request: ``known`` tokens, of which ``computed`` have KV. A token's name says all tokens up to it."""
+    """One request: ``known`` tokens, of which ``computed`` have KV; ``token_steps`` numbers the steps that
+    made its output. A token's name says all tokens up to it."""
 
     def __init__(self, request: Request, stop: Stop) -> None:
         self.stop = stop
         self.prompt_tokens = self.known = request.prompt_tokens
         self.computed = 0
         self.ended = False
+        self.token_steps: list[int] = []
         segments = request.segments or ((f"in:{request.id}", request.prompt_tokens),)
         self._prompt = [(key, place) for key, length in segments for place in range(length)]
         self._output_key = output_segment(request.id)
@@ -88,11 +92,18 @@ class MirrorBackend:
             self.tables[request_id] = list(blocks)
             row = self.rows[request_id]
             if request_id not in starts:
-                assert row.computed == row.known - 1, "joins the decodes without the KV of its tokens"
+                if row.computed != row.known - 1:
+                    raise RuleBroken(
+                        Rule.CHUNKS,
+                        f"request {request_id} joins the decodes with {row.computed} of {row.known} tokens computed;"
+                        " give it a chunk",
+                    )
                 self.decoding[request_id] = None
             elif not row.computed:
                 row.computed = starts[request_id]
         self.extend(plan.grants)
+        for request_id, start, blocks in plan.remaps:
+            self.tables[request_id][start : start + len(blocks)] = blocks
         self._plan = plan
         return plan.step
 
@@ -105,7 +116,8 @@ class MirrorBackend:
         if transfer.kind == "out":
             self.cpu_tables[transfer.id] = list(transfer.dst)
         else:
-            assert self.cpu_tables.pop(transfer.id) == list(transfer.src)
+            if self.cpu_tables.pop(transfer.id, None) != list(transfer.src):
+                raise RuleBroken(Rule.TOLD, f"request {transfer.id} is swapped in from blocks that it was not moved to")
             self.tables[transfer.id] = list(transfer.dst)
         if transfer.blocking:
             self.copy(transfer)
@@ -150,9 +162,11 @@ class MirrorBackend:
             emits.append(request_id)
         for chunk in plan.chunks:
             row = self.rows[chunk.id]
-            assert chunk.start == row.computed, f"chunk {chunk} does not follow the {row.computed} tokens done"
+            if chunk.start != row.computed:
+                raise RuleBroken(Rule.CHUNKS, f"{chunk} does not follow the {row.computed} tokens computed")
             self._write(chunk.id, chunk.num_tokens)
-            assert chunk.emits == (row.computed == row.known), f"{chunk} of {row.known} known tokens"
+            if chunk.emits != (row.computed == row.known):
+                raise RuleBroken(Rule.CHUNKS, f"{chunk} of {row.known} known tokens")
             if chunk.emits:
                 emits.append(chunk.id)
                 self.decoding[chunk.id] = None
@@ -162,21 +176,33 @@ class MirrorBackend:
 
     def _write(self, request_id: RequestId, count: int) -> None:
         row, table = self.rows[request_id], self.tables[request_id]
+        if row.computed + count > len(table) * self.block_size:
+            raise RuleBroken(
+                Rule.ROOM, f"request {request_id} has {len(table)} blocks for {row.computed + count} tokens"
+            )
         for position in range(row.computed, row.computed + count):
             block, offset = divmod(position, self.block_size)
             self._gpu[table[block], offset] = row.name(position)
         row.computed += count
-        assert row.computed <= row.known, "computes a token that nobody has sampled"
+        if row.computed > row.known:
+            raise RuleBroken(Rule.TOKENS, f"request {request_id} computes a token that nobody has sampled")
 
     def _read(self, request_id: RequestId) -> None:
         row, table, size = self.rows[request_id], self.tables[request_id], self.block_size
         for position in range(row.computed):
             found = self._gpu.get((table[position // size], position % size))
-            assert found == row.name(position), f"request {request_id} reads wrong KV at {position}"
+            if found != row.name(position):
+                block = table[position // size]
+                raise RuleBroken(
+                    Rule.CONTENT,
+                    f"request {request_id} reads block {block} for its token {position}, and other content lies there;"
+                    " its blocks were given away or shared too early",
+                )
 
     def _emit(self, request_id: RequestId) -> list[Finish]:
         row = self.rows[request_id]
         row.known += 1
+        row.token_steps.append(self._time)
         if row.produced < row.stop.num_output_tokens:
             return []
         row.ended = True
