@@ -73,6 +73,7 @@ SECTIONS: dict[str, type[Section]] = {
 
 FLAGS = {
     "trace": "workload.trace",
+    "profile": "workload.profile",
     "limit": "workload.limit",
     "preset": "engine.preset",
     "policy": "engine.policy",
@@ -170,11 +171,19 @@ _OF_GENERATOR = ("generator", "rate_per_s", "cv", "num_requests", "prompt", "out
 
 
 def _replace_source(in_file: dict[str, object], given: Mapping[str, object]) -> str:
-    """Takes the file's source of requests out of the way of another kind that the user gives; says so if it did."""
-    if "trace" in given and "generator" not in given:
-        unused = [name for name in _OF_GENERATOR if in_file.pop(name, None) is not None]
-        return f"the trace takes the place of the workload's {', '.join(unused)}" if unused else ""
-    if "generator" in given and "trace" not in given:
-        trace = in_file.pop("trace", None)
-        return f"the generator takes the place of workload.trace = {trace}" if trace is not None else ""
-    return ""
+    """Takes the file's source of requests out of the way of another kind that the user gives; says so if it did.
+
+    A generator given beside or over a profile is only its arrivals, unless lengths are given too."""
+    sources = [name for name in ("trace", "profile", "generator") if name in given]
+    if not sources or ("trace" in sources and len(sources) > 1):
+        return ""
+    if "profile" in sources:
+        gone = ("trace", *(("prompt", "output") if "generator" in sources else _OF_GENERATOR))
+    elif sources == ["trace"]:
+        gone = ("profile", *_OF_GENERATOR)
+    else:
+        gone = ("trace", "profile") if "prompt" in given or "output" in given else ("trace",)
+    unused = {name: value for name in gone if (value := in_file.pop(name, None)) is not None}
+    if "trace" in unused:
+        return f"the {sources[0]} takes the place of workload.trace = {unused['trace']}"
+    return f"the {sources[0]} takes the place of the workload's {', '.join(unused)}" if unused else ""

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from policies.core.errors import ConfigError
 from sim.config_keys import Kind, Section, boolean, choice, impossible, key, number, text, whole
-from traces.workload.lengths import Exponential, Fixed, LengthLaw, Uniform, law_table, parse_law
+from traces.workload.lengths import LAWS, LengthLaw, law_table, parse_law
 from traces.workload.limits import MaxTokensRule, check_rule
 from traces.workload.spec import OverLength
 
@@ -20,13 +20,19 @@ _rate = number(at_least=1e-6, at_most=1e9)
 _pause_s = number(at_least=0, at_most=1e9, unit="seconds")
 _count = whole(1)
 _size = whole(0)
-_law = Kind('{dist = "fixed", value} | {dist = "uniform", low, high} | {dist = "exponential", mean, cap}', parse_law)
+_law = Kind(
+    '{dist = "fixed", value} | {dist = "uniform", low, high} | {dist = "exponential", mean, cap}'
+    ' | {dist = "lognormal", mean, cv, cap}',
+    parse_law,
+)
 _max_tokens = Kind('"trace" | "output" | "model" | whole number | "xFACTOR"', check_rule)
 
 
 class WorkloadConfig(Section):
-    """What is sent: a ``trace`` file or a ``generator``.
+    """What is sent: a ``trace`` file, or requests drawn after a ``profile`` or by a ``generator``.
 
+    A profile has lengths, arrivals and shared prefixes of a real trace; ``rate_per_s`` replaces its mean rate, a
+    ``generator`` its arrivals, ``concurrency`` them both.
     Generators: ``poisson``, ``gamma`` (with ``cv``) and ``constant`` send ``num_requests`` at ``rate_per_s``;
     ``closed-loop`` sends them from ``concurrency`` clients. ``concurrency`` with a trace makes its clients
     take the rows in turn. ``rate_scale`` multiplies the rate of either; ``limit`` keeps the first rows. A
@@ -36,22 +42,31 @@ class WorkloadConfig(Section):
     _table = "workload"
     _meant: ClassVar[Mapping[str, str]] = {"rate": "rate_per_s", "qps": "rate_per_s", "requests": "num_requests"}
 
-    trace: str | None = key(text, "File of requests: CSV, JSONL or Azure, .gz too; or give a generator.", default=None)
+    trace: str | None = key(
+        text, "File of requests: CSV, JSONL, Azure or Mooncake, .gz too; or give a profile or generator.", default=None
+    )
+    profile: str | None = key(
+        text, "Requests like those of a real trace: a name of 'batchscope traces list', or FILE.json.", default=None
+    )
     generator: Literal["poisson", "gamma", "constant", "closed-loop"] | None = key(
         choice(*GENERATORS),
         "Source of synthetic requests: gaps exponential, gamma, equal, or clients that wait for answers.",
         default=None,
     )
-    rate_per_s: float | None = key(_rate, "Requests a second that the generator sends.", default=None)
+    rate_per_s: float | None = key(_rate, "Requests a second that generator or profile sends.", default=None)
     cv: float | None = key(
         number(at_least=1e-3, at_most=1e6),
         "Coefficient of variation of the gaps of generator = gamma; 1 is poisson, more is burstier.",
         default=None,
     )
-    num_requests: int | None = key(whole(1, at_most=10**12), "How many requests the generator sends.", default=None)
+    num_requests: int | None = key(
+        whole(1, at_most=10**12),
+        "How many requests generator or profile sends; absent, a profile sends as many as its trace has.",
+        default=None,
+    )
     prompt: LengthLaw | None = key(_law, "Prompt lengths of the generator, in tokens.", default=None)
     output: LengthLaw | None = key(_law, "Answer lengths of the generator, in tokens.", default=None)
-    rate_scale: float = key(_rate, "Multiplies the rate of trace or generator; the gaps stay alike.", default=1.0)
+    rate_scale: float = key(_rate, "Multiplies the rate of any source; the gaps stay alike.", default=1.0)
     limit: int | None = key(_count, "Send only this many requests, the first ones.", default=None)
     concurrency: int | None = key(
         _count,
@@ -85,11 +100,16 @@ class WorkloadConfig(Section):
     )
 
     def _check_together(self) -> None:
-        if self.trace is None and self.generator is None:
-            raise ConfigError("workload: nothing to send; give workload.trace = FILE or workload.generator")
-        if self.trace is not None and self.generator is not None:
-            raise ConfigError("workload: trace and generator are both given; leave one out")
+        if self.trace is None and self.generator is None and self.profile is None:
+            raise ConfigError(
+                "workload: nothing to send; give workload.trace = FILE, workload.profile = NAME or workload.generator"
+            )
+        for other in ("generator", "profile"):
+            if self.trace is not None and getattr(self, other) is not None:
+                raise ConfigError(f"workload: trace and {other} are both given; leave one out")
         source = "a trace" if self.trace is not None else f"generator = '{self.generator}'"
+        if self.profile is not None:
+            source = f"profile = '{self.profile}'" + (f" with {source}" if self.generator else "")
         needed, unused = _keys_of_source(self)
         for name in needed:
             if getattr(self, name) is None:
@@ -103,7 +123,7 @@ class WorkloadConfig(Section):
     def to_dict(self) -> dict[str, object]:
         """Key and value of every key that has one, length laws as tables."""
         return {
-            name: law_table(value) if isinstance(value, Fixed | Uniform | Exponential) else value
+            name: law_table(value) if isinstance(value, LAWS) else value
             for name, value in super().to_dict().items()
         }
 
@@ -114,12 +134,24 @@ def _keys_of_source(config: WorkloadConfig) -> tuple[tuple[str, ...], tuple[str,
     if config.trace is not None:
         closed = ("rate_scale",) if config.concurrency else ()
         return (), ("rate_per_s", "cv", "num_requests", "prompt", "output", *open_loop, *closed)
-    lengths = ("num_requests", "prompt", "output")
-    if config.generator == "closed-loop":
-        return ("concurrency", *lengths), ("rate_per_s", "cv", "rate_scale")
-    if config.generator == "gamma":
-        return ("rate_per_s", "cv", *lengths), ("concurrency", "think_time_s")
-    return ("rate_per_s", *lengths), ("cv", "concurrency", "think_time_s")
+    lengths: tuple[str, ...] = ("num_requests", "prompt", "output")
+    if config.profile is not None:
+        no_lengths = ("prompt", "output")
+        if config.generator is None:
+            return (), ("cv", *no_lengths, *open_loop, *(("rate_per_s", "rate_scale") if config.concurrency else ()))
+        needed, unused = _keys_of_generator(config.generator)
+        return needed, (*unused, *no_lengths)
+    needed, unused = _keys_of_generator(str(config.generator))
+    return (*needed, *lengths), unused
+
+
+def _keys_of_generator(generator: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The keys that arrivals of this kind cannot do without, and those they have no use for."""
+    if generator == "closed-loop":
+        return ("concurrency",), ("rate_per_s", "cv", "rate_scale")
+    if generator == "gamma":
+        return ("rate_per_s", "cv"), ("concurrency", "think_time_s")
+    return ("rate_per_s",), ("cv", "concurrency", "think_time_s")
 
 
 class EngineConfig(Section):

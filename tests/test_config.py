@@ -221,7 +221,7 @@ def test_bad_overrides(override: str, expected: str) -> None:
     [
         (
             {"generator": None},
-            "workload: nothing to send; give workload.trace = FILE or workload.generator",
+            "workload: nothing to send; give workload.trace = FILE, workload.profile = NAME or workload.generator",
         ),
         ({"trace": "a.csv"}, "workload: trace and generator are both given; leave one out"),
         (
@@ -265,7 +265,7 @@ def test_a_source_needs_what_it_needs_and_no_more(changes: dict[str, Any], expec
 @pytest.mark.parametrize(("word", "key"), [("rate", "rate_per_s"), ("qps", "rate_per_s"), ("seeds", "seed")])
 def test_words_that_people_try(word: str, key: str) -> None:
     message = said([f"workload.{word}=3"], trace="a.csv")
-    assert message.startswith(f"workload.{word}: unknown key; known are trace, generator, ")
+    assert message.startswith(f"workload.{word}: unknown key; known are trace, profile, generator, ")
     assert message.endswith(f"; did you mean '{key}'?")
 
 
@@ -288,8 +288,8 @@ def test_tables_in_place_of_a_file(run_toml: str) -> None:
     ("keyword", "expected"),
     [
         ("rate_per_s", "rate_per_s: unknown keyword; give overrides=['workload.rate_per_s=VALUE']"),
-        ("modell", "modell: unknown keyword; known are trace, limit, preset, policy, model, hardware, cost_model, "
-         "record, max_time_s; did you mean 'model'?"),
+        ("modell", "modell: unknown keyword; known are trace, profile, limit, preset, policy, model, hardware, "
+         "cost_model, record, max_time_s; did you mean 'model'?"),
     ],
 )  # fmt: skip
 def test_an_unknown_keyword(keyword: str, expected: str) -> None:

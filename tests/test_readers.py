@@ -48,11 +48,23 @@ JSONL_ROWS = [
     TraceRow(1.5, 20, 4, 9, 0, "", "", 0),
 ]
 
+MOONCAKE = """\
+{"timestamp": 0, "input_length": 1100, "output_length": 3, "hash_ids": [46, 47, 48]}
+{"timestamp": 1500, "input_length": 1024, "output_length": 4, "hash_ids": [46, 49]}
+{"timestamp": 27482.5, "input_length": 7, "output_length": 5, "hash_ids": []}
+"""
+MOONCAKE_ROWS = [
+    TraceRow(0.0, 1100, 3, segments=(("46", 512), ("47", 512), ("48", 76))),
+    TraceRow(1.5, 1024, 4, segments=(("46", 512), ("49", 512))),
+    TraceRow(27.4825, 7, 5),
+]
+
 EXAMPLES = {
     "azure-2023": (AZURE, AZURE_ROWS),
     "three-column": (THREE, THREE_ROWS),
     "csv": (OWN, OWN_ROWS),
     "jsonl": (JSONL, JSONL_ROWS),
+    "mooncake": (MOONCAKE, MOONCAKE_ROWS),
 }
 
 
@@ -67,6 +79,37 @@ def test_formats(tmp_path: Path, format_name: str, held_chars: int) -> None:
     assert (trace.format, trace.num_rows, trace.notices) == (format_name, len(rows), ())
     assert trace.num_without_max_tokens == sum(row.max_tokens is None for row in rows)
     assert trace.has_parents == any(row.parent_id is not None for row in rows)
+
+
+def test_a_mooncake_trace_without_ids_and_with_those_of_other_formats(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text(
+        '{"timestamp": 0, "input_length": 3, "output_length": 2, "priority": "none of ours"}\n'
+        '{"timestamp": 1700000000000, "input_length": 3, "output_length": 2, "hash_ids": null}\n'
+    )
+    trace = open_trace(str(path))
+    assert list(trace.rows) == [TraceRow(0.0, 3, 2), TraceRow(1.7e9, 3, 2)]
+    assert trace.notices == ("column 'priority' is not used",)
+
+
+def test_own_rows_may_carry_hash_ids_of_anybody(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text('{"arrival_s": 0, "prompt_tokens": 3, "output_tokens": 2, "hash_ids": "of another tool"}\n')
+    assert list(open_trace(str(path)).rows) == [TraceRow(0.0, 3, 2)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["num_prefill_tokens,num_decode_tokens\n5,6\n7,8\n", "output_tokens,prompt_tokens\n6,5\n\n8,7\n",
+     '{"prompt_tokens": 5, "output_tokens": 6}\n{"prompt_tokens": 7, "output_tokens": 8.0}\n'],
+)  # fmt: skip
+def test_a_table_of_lengths_has_no_arrivals(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "trace"
+    path.write_text(text)
+    trace = open_trace(str(path))
+    assert list(trace.rows) == [TraceRow(0.0, 5, 6), TraceRow(0.0, 7, 8)]
+    assert not trace.has_arrivals
+    assert open_trace(str(path), held_chars=0).num_rows == 2
 
 
 @pytest.mark.parametrize("format_name", EXAMPLES)

@@ -62,15 +62,16 @@ def message(path: Path, content: str | bytes) -> str:
             "(found arrival_s,prompt_tokens,output_token)",
         ),
         (
-            "num_prefill_tokens,num_decode_tokens\n1,2\n",
-            ", line 1: column 'arrived_at' is missing (found num_prefill_tokens,num_decode_tokens)",
+            "arrived,num_prefill_tokens,num_decode_tokens\n0,1,2\n",
+            ", line 1: column 'arrived_at' is missing; did you mean 'arrived'? "
+            "(found arrived,num_prefill_tokens,num_decode_tokens)",
         ),
         (OWN + ",arrival_s\n", ", line 1: column 'arrival_s' appears twice; rename or remove one"),
         ('[{"arrival_s": 0}]', ", line 1: a JSON list; write one JSON object a line instead"),
         (
-            '{"timestamp": 0, "input_length": 3, "output_length": 2, "hash_ids": [0]}\n',
-            ", line 1: no known format: found timestamp,input_length,output_length,hash_ids; "
-            "name the columns arrival_s,prompt_tokens,output_tokens",
+            '{"time": 0, "input": 3, "output": 2}\n',
+            ", line 1: no known format: found time,input,output; "
+            "name the columns arrival_s,prompt_tokens,output_tokens; timestamp,input_length,output_length",
         ),
         (
             '{"arrival_s": 0,\n',
@@ -140,6 +141,31 @@ def test_azure_rows(tmp_path: Path, row: str, expected: str) -> None:
 def test_three_column_rows(tmp_path: Path, row: str, expected: str) -> None:
     # The blank line counts: numbers are those an editor shows.
     assert message(tmp_path / "trace", f"{THREE}\n{row}\n2,3,4\n") == f", line 4{expected}"
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"timestamp": -1}, "timestamp: -1 is negative; times start at 0 milliseconds"),
+        ({"timestamp": 1e14}, "timestamp: 100000000000000.0 is above 1e+13 milliseconds; give milliseconds, not parts"
+         " of them"),
+        ({"input_length": 0}, "input_length: 0 is below 1; give at least one token or remove the row"),
+        ({"hash_ids": [1]}, "hash_ids: [1] has 1 ids, but 600 tokens are 2 blocks of 512; give one each"),
+        ({"hash_ids": [1, True]}, "hash_ids: [1, True] is no list of whole numbers; give one id for each block of the"
+         " prompt"),
+        ({"hash_ids": "1,2"}, "hash_ids: '1,2' is no list of whole numbers; give one id for each block of the prompt"),
+    ],
+)  # fmt: skip
+def test_mooncake_rows(tmp_path: Path, change: dict[str, object], expected: str) -> None:
+    good: dict[str, object] = {"timestamp": 1, "input_length": 600, "output_length": 1, "hash_ids": [7, 8]}
+    text = "".join(json.dumps(row) + "\n" for row in (good, good | change, good))
+    assert message(tmp_path / "trace", text) == f", line 2, column {expected}"
+
+
+def test_arrivals_of_some_rows(tmp_path: Path) -> None:
+    text = '{"prompt_tokens": 3, "output_tokens": 2}\n{"arrival_s": 1, "prompt_tokens": 3, "output_tokens": 2}\n'
+    expected = ", line 2: has arrival_s, which the first row lacks; give it to all rows or to none"
+    assert message(tmp_path / "trace", text) == expected
 
 
 SEGMENTS = "has a part that is no key and length; write key:length|key:length or [[key, length], ...]"

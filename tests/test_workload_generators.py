@@ -13,7 +13,16 @@ from hypothesis import strategies as st
 
 from policies.core.errors import ConfigError
 from traces.workload.arrivals import constant_arrivals, gamma_arrivals, poisson_arrivals
-from traces.workload.lengths import Exponential, Fixed, LengthLaw, Uniform, draw_lengths, law_table, parse_law
+from traces.workload.lengths import (
+    Exponential,
+    Fixed,
+    LengthLaw,
+    Lognormal,
+    Uniform,
+    draw_lengths,
+    law_table,
+    parse_law,
+)
 from traces.workload.streams import STREAMS, seed_words, stream
 
 
@@ -104,7 +113,36 @@ def test_one_number_a_request_so_that_another_cap_leaves_the_others_alone() -> N
     assert sum(abs(one - other) for one, other in zip(free, capped, strict=True)) <= 500 * 0.02
 
 
-@pytest.mark.parametrize("law", [Fixed(3), Uniform(1, 9), Exponential(2.5, 8), Exponential(4)])
+def test_lognormal_lengths_have_the_mean_and_variation_asked_for() -> None:
+    num, mean, cv = 50_000, 500.0, 0.8
+    drawn = list(islice(draw_lengths(Lognormal(mean, cv), stream(4, "prompt_lengths")), num))
+    assert fmean(drawn) == pytest.approx(mean, rel=5 * cv / sqrt(num))
+    assert stdev(drawn) / fmean(drawn) == pytest.approx(cv, rel=0.05)
+    median = mean / sqrt(1 + cv * cv)
+    assert sum(length <= median for length in drawn) / num == pytest.approx(0.5, abs=2.5 / sqrt(num))
+
+
+def test_lognormal_lengths_with_a_cap_are_those_that_redrawing_gives() -> None:
+    free = list(islice(draw_lengths(Lognormal(300.0, 2.0), stream(4, "prompt_lengths")), 60_000))
+    kept = sorted(length for length in free if length <= 400)
+    capped = sorted(islice(draw_lengths(Lognormal(300.0, 2.0, 400), stream(5, "prompt_lengths")), len(kept)))
+    assert capped[-1] <= 400
+    assert fmean(capped) == pytest.approx(fmean(kept), abs=7 * stdev(kept) / sqrt(len(kept)))
+    for share in (0.1, 0.5, 0.9):
+        place = int(share * len(kept))
+        assert capped[place] == pytest.approx(kept[place], rel=0.05)
+
+
+@pytest.mark.parametrize(("mean", "cv", "cap"), [(1e9, 100.0, None), (0.5, 0.001, None), (1e9, 5.0, 2)])
+def test_lognormal_lengths_at_the_edges(mean: float, cv: float, cap: int | None) -> None:
+    drawn = list(islice(draw_lengths(Lognormal(mean, cv, cap), stream(4, "prompt_lengths")), 2_000))
+    assert min(drawn) >= 1
+    assert max(drawn) <= (cap or 2**31 - 1)
+
+
+@pytest.mark.parametrize(
+    "law", [Fixed(3), Uniform(1, 9), Exponential(2.5, 8), Exponential(4), Lognormal(9.5, 2.0), Lognormal(9, 2, 99)]
+)
 def test_laws_and_their_tables(law: LengthLaw) -> None:
     assert parse_law(law_table(law), "workload.prompt") == law
 
@@ -118,7 +156,7 @@ def test_laws_and_their_tables(law: LengthLaw) -> None:
         ),
         (
             {"dist": "unifrom", "low": 1, "high": 2},
-            "workload.prompt.dist = 'unifrom': unknown; known are fixed, uniform, exponential; "
+            "workload.prompt.dist = 'unifrom': unknown; known are fixed, uniform, exponential, lognormal; "
             "did you mean 'uniform'?",
         ),
         (
@@ -150,6 +188,11 @@ def test_laws_and_their_tables(law: LengthLaw) -> None:
             {"dist": "exponential", "mean": float("nan")},
             "workload.prompt.mean = nan: give a number of tokens above 0",
         ),
+        (
+            {"dist": "lognormal", "mean": 5, "cv": 0},
+            "workload.prompt.cv = 0: give a number from 0.001 to 100",
+        ),
+        ({"dist": "lognormal", "mean": 5}, "workload.prompt (dist = 'lognormal'): 'cv' is missing; add cv = ..."),
     ],
 )
 def test_impossible_laws(table: object, message: str) -> None:

@@ -56,6 +56,18 @@ def test_the_same_seed_gives_the_same_requests_each_time() -> None:
     assert workload.description == "poisson at 8/s, prompt uniform 50..200, output uniform 100..500"
 
 
+def test_a_table_of_lengths_is_for_a_closed_loop(tmp_path: Path) -> None:
+    path = tmp_path / "lengths.csv"
+    path.write_text("num_prefill_tokens,num_decode_tokens\n5,6\n7,8\n")
+    assert [row.prompt_tokens for row in replayed(path, concurrency=1).rows()] == [5, 7]
+    with pytest.raises(TraceError) as error:
+        replayed(path)
+    assert str(error.value) == (
+        f"{path}: has lengths but no arrival times; give workload.concurrency for a closed loop, or make a profile of "
+        "it ('batchscope traces fit') and give workload.rate_per_s"
+    )
+
+
 def test_a_limit_keeps_the_first_requests() -> None:
     assert list(generated(limit=37).rows()) == list(generated().rows())[:37]
     assert generated(limit=37).num_requests == 37
@@ -114,7 +126,7 @@ def test_generated_limits_follow_the_rule() -> None:
     with pytest.raises(ConfigError) as error:
         generated(max_tokens="trace")
     assert str(error.value) == (
-        "workload.max_tokens = 'trace': a generator has no such column; use 'output' or a number"
+        "workload.max_tokens = 'trace': a generator or profile has no such column; use 'output' or a number"
     )
 
 

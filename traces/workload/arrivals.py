@@ -6,10 +6,12 @@ scaled.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import count
 from math import log
 from random import Random
+
+from traces.workload.quantiles import QuantileTable
 
 
 def poisson_arrivals(rate_per_s: float, random_stream: Random) -> Iterator[float]:
@@ -32,3 +34,29 @@ def gamma_arrivals(rate_per_s: float, cv: float, random_stream: Random) -> Itera
 def constant_arrivals(rate_per_s: float) -> Iterator[float]:
     """One request each ``1 / rate_per_s`` seconds, the first at 0."""
     return (number / rate_per_s for number in count())
+
+
+def shaped_arrivals(
+    rate_per_s: float, gaps: QuantileTable, relative_rate: Sequence[float], slot_requests: float, random_stream: Random
+) -> Iterator[float]:
+    """Independent gaps out of a table of mean 1, at a rate that changes from slot to slot.
+
+    ``relative_rate`` is the rate of each slot over the mean rate; the slots, each as long as ``slot_requests``
+    requests take at the mean rate, come round again.
+    """
+    draw, gap_at = random_stream.random, gaps.at
+    passed, time = 0, 0.0
+    relative = relative_rate[0]
+    left = relative * slot_requests
+    while True:
+        gap = gap_at(draw())
+        while gap > left:
+            gap -= left
+            passed += 1
+            relative = relative_rate[passed % len(relative_rate)]
+            left = relative * slot_requests
+        left -= gap
+        # Counted from the end of the slot, so that nothing drifts; a slot of rate 0 has no room for a gap above 0.
+        since_start = slot_requests - left / relative if relative else 0.0
+        time = max(time, passed * slot_requests + since_start)
+        yield time / rate_per_s

@@ -15,6 +15,9 @@ from traces.workload.lengths import MAX_TOKENS
 MAX_SECONDS = 1e10
 """The latest time. A double keeps a microsecond up to here, and clocks that count from 1970 stay well below."""
 
+HASH_BLOCK_TOKENS = 512
+"""Tokens of a block of Mooncake's traces."""
+
 Converter = Callable[[object], object]
 """Takes a text (CSV) or a JSON value; an optional field may get ``""`` or None for none."""
 
@@ -27,6 +30,16 @@ def seconds(value: object) -> float:
     if number > MAX_SECONDS:
         raise ValueError(f"is above {MAX_SECONDS:g} seconds; give seconds, not parts of them")
     return number
+
+
+def milliseconds(value: object) -> float:
+    """A time in milliseconds, at least 0, in seconds."""
+    number = _number(value, "milliseconds")
+    if number < 0:
+        raise ValueError("is negative; times start at 0 milliseconds")
+    if number > 1e3 * MAX_SECONDS:
+        raise ValueError(f"is above {1e3 * MAX_SECONDS:g} milliseconds; give milliseconds, not parts of them")
+    return number / 1e3
 
 
 def tokens(value: object) -> int:
@@ -90,6 +103,29 @@ def segments(value: object) -> Segments:
     else:
         raise ValueError("is no list of segments; write [[key, length], ...]")
     return tuple(map(_segment, pairs))
+
+
+def hash_ids(value: object) -> tuple[int, ...]:
+    """One whole number for each block of a prompt; none for a prompt that shares nothing."""
+    if value is None or value == "":
+        return ()
+    if isinstance(value, list) and all(type(part) is int for part in value):
+        return tuple(value)
+    raise ValueError("is no list of whole numbers; give one id for each block of the prompt")
+
+
+def block_segments(ids: Sequence[int], prompt_tokens: int) -> Segments:
+    """A segment for each block, the last one as long as what is left; raises ValueError unless ids and blocks match."""
+    full, left = divmod(prompt_tokens, HASH_BLOCK_TOKENS)
+    blocks = full + (left > 0)
+    if not ids:
+        return ()
+    if len(ids) != blocks:
+        raise ValueError(
+            f"has {len(ids)} ids, but {prompt_tokens} tokens are {blocks} blocks of {HASH_BLOCK_TOKENS}; give one each"
+        )
+    lengths = [HASH_BLOCK_TOKENS] * full + [left] * (left > 0)
+    return tuple(zip(map(intern, map(str, ids)), lengths, strict=True))
 
 
 def check_segments(parts: Segments, prompt_tokens: int) -> None:

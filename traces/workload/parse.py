@@ -7,7 +7,7 @@ and column to blame, or finds that all is well (blank lines, ``12.0`` for 12) an
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import isnan
 from typing import NamedTuple, cast
 
@@ -15,7 +15,7 @@ from policies.core.errors import TraceError
 from policies.core.request import Segments
 from traces.workload import fields
 from traces.workload.clock import Clock
-from traces.workload.formats import AZURE, OPTIONAL, Layout
+from traces.workload.formats import AZURE, MOONCAKE, OPTIONAL, Layout
 from traces.workload.lengths import MAX_TOKENS
 from traces.workload.textfile import Lines
 
@@ -26,6 +26,7 @@ _OPTIONAL_CONVERTERS: dict[str, fields.Converter] = {
     "session_id": fields.name,
     "parent_id": fields.parent,
     "segments": fields.segments,
+    "hash_ids": fields.hash_ids,
     "abort_after_s": fields.patience,
 }
 
@@ -49,9 +50,15 @@ class Parser:
         self._path = path
         self._layout = layout
         self._clock = Clock() if layout.format is AZURE else None
-        times = self._clock.one if self._clock is not None else fields.seconds
-        required = dict.fromkeys(layout.format.required, fields.tokens) | {layout.format.required[0]: times}
-        self._converters: dict[str, fields.Converter] = {**required, **_OPTIONAL_CONVERTERS}
+        self._in_milliseconds = layout.format is MOONCAKE
+        times = fields.milliseconds if self._in_milliseconds else fields.seconds
+        arrival, *lengths = layout.format.required
+        required: dict[str, fields.Converter] = dict.fromkeys(lengths, fields.tokens)
+        if layout.has_arrivals:
+            required = {arrival: times if self._clock is None else self._clock.one, **required}
+        self._required = required
+        optional = {name: _OPTIONAL_CONVERTERS[name] for name in layout.format.optional}
+        self._converters: dict[str, fields.Converter] = {**required, **optional}
 
     def parse(self, lines: Lines) -> Block:
         """The columns of the rows in ``lines``; raises TraceError that names the line, column and value."""
@@ -90,24 +97,34 @@ class Parser:
         return {name: columns[place] for name, place in self._layout.places.items()}
 
     def _quick(self, columns: Mapping[str, Sequence[object]]) -> Block:
-        arrival, prompt, output = (columns[name] for name in self._layout.format.required)
-        arrival_s = (
-            self._clock.many(cast("Sequence[str]", arrival)) if self._clock is not None else _seconds(arrival)
-        )
-        prompt_tokens = _tokens(prompt)
+        arrival, prompt, output = self._layout.format.required
+        prompt_tokens = _tokens(columns[prompt])
+        if not self._layout.has_arrivals and arrival in columns:
+            raise ValueError
+        arrival_s = self._times(columns[arrival]) if self._layout.has_arrivals else [0.0] * len(prompt_tokens)
         extras = {
-            name: list(map(self._converters[name], columns[name])) for name in OPTIONAL if name in columns
+            name: list(map(self._converters[name], columns[name]))
+            for name in self._layout.format.optional
+            if name in columns
         }
         for parts, num_tokens in zip(extras.get("segments", ()), prompt_tokens, strict=False):
             fields.check_segments(cast(Segments, parts), num_tokens)
-        return Block(arrival_s, prompt_tokens, _tokens(output), extras)
+        if "hash_ids" in extras:
+            ids = cast("Iterable[tuple[int, ...]]", extras.pop("hash_ids"))
+            extras["segments"] = list(map(fields.block_segments, ids, prompt_tokens))
+        return Block(arrival_s, prompt_tokens, _tokens(columns[output]), extras)
+
+    def _times(self, values: Sequence[object]) -> list[float]:
+        if self._clock is not None:
+            return self._clock.many(cast("Sequence[str]", values))
+        times = _seconds(values)
+        return [time / 1e3 for time in times] if self._in_milliseconds else times
 
     def _careful(self, lines: Lines) -> Block:
         rows = [self._converted(number, row) for number, row in self._rows(lines)]
-        required = self._layout.format.required
-        arrival, prompt, output = ([row[name] for row in rows] for name in required)
+        arrival, prompt, output = ([row.get(name, 0.0) for row in rows] for name in self._layout.format.required)
         present = [name for name in OPTIONAL if any(name in row for row in rows)]
-        extras = {name: [row.get(name, self._converters[name](None)) for row in rows] for name in present}
+        extras = {name: [row.get(name, _OPTIONAL_CONVERTERS[name](None)) for row in rows] for name in present}
         return Block(
             cast("list[float]", arrival), cast("list[int]", prompt), cast("list[int]", output), extras
         )
@@ -139,18 +156,25 @@ class Parser:
     def _converted(self, number: int, row: Mapping[str, object]) -> dict[str, object]:
         """The values of one row; raises TraceError for the first that is wrong."""
         values: dict[str, object] = {}
+        arrival = self._layout.format.required[0]
+        if arrival in row and not self._layout.has_arrivals:
+            raise TraceError(
+                f"{self._path}, line {number}: has {arrival}, which the first row lacks; give it to all rows or to none"
+            )
         for name, convert in self._converters.items():
             if name not in row:
-                if name in self._layout.format.required:
+                if name in self._required:
                     raise TraceError(
                         f"{self._path}, line {number}: column {name} is missing; add it to the line"
                     )
                 continue
             try:
-                values[name] = convert(row[name])
+                values[name] = value = convert(row[name])
+                prompt_tokens = cast(int, values.get(self._layout.format.required[1]))
                 if name == "segments":
-                    prompt_tokens = cast(int, values[self._layout.format.required[1]])
-                    fields.check_segments(cast(Segments, values[name]), prompt_tokens)
+                    fields.check_segments(cast(Segments, value), prompt_tokens)
+                if name == "hash_ids":
+                    values["segments"] = fields.block_segments(cast("tuple[int, ...]", value), prompt_tokens)
             except ValueError as error:
                 raise TraceError(
                     f"{self._path}, line {number}, column {name}: {_shown(row[name])} {error}"

@@ -29,8 +29,8 @@ class Trace(NamedTuple):
     """An open trace.
 
     ``rows`` can be iterated any number of times, in order of arrival. ``format`` is ``azure-2023``,
-    ``three-column``, ``csv`` or ``jsonl``. ``notices`` are one-line remarks about the file.
-    ``num_without_max_tokens`` rows say nothing of the user's limit.
+    ``three-column``, ``csv``, ``jsonl`` or ``mooncake``. ``notices`` are one-line remarks about the file.
+    ``num_without_max_tokens`` rows say nothing of the user's limit. Without arrivals all times are 0.
     """
 
     path: str
@@ -40,6 +40,7 @@ class Trace(NamedTuple):
     notices: tuple[str, ...]
     num_without_max_tokens: int
     has_parents: bool
+    has_arrivals: bool = True
 
 
 def open_trace(path: str, held_chars: int = HELD_CHARS) -> Trace:
@@ -61,6 +62,7 @@ def open_trace(path: str, held_chars: int = HELD_CHARS) -> Trace:
         notices=header.notices + layout.notices + disorder,
         num_without_max_tokens=scan.num_without_max_tokens,
         has_parents=scan.has_parents,
+        has_arrivals=layout.has_arrivals,
     )
 
 

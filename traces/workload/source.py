@@ -1,4 +1,4 @@
-"""The workload of a run: rows from a trace or a generator, with every rule of ``[workload]`` applied."""
+"""The workload of a run: rows from a trace, a profile or a generator, with every rule of ``[workload]`` applied."""
 
 from __future__ import annotations
 
@@ -47,15 +47,20 @@ def build_source(spec: WorkloadSpec, max_model_len: int) -> Workload:
     Raises TraceError when the trace cannot be read, which is found here and not in the middle of a run, and
     ConfigError when a rule does not fit the source.
     """
-    return (
-        _from_trace(spec, spec.trace, max_model_len) if spec.trace else _from_generator(spec, max_model_len)
-    )
+    if spec.trace:
+        return _from_trace(spec, spec.trace, max_model_len)
+    return _from_profile(spec, spec.profile, max_model_len) if spec.profile else _from_generator(spec, max_model_len)
 
 
 def _from_trace(spec: WorkloadSpec, path: str, max_model_len: int) -> Workload:
     from traces.workload.readers import open_trace
 
     trace = open_trace(path)
+    if not trace.has_arrivals and not spec.concurrency:
+        raise TraceError(
+            f"{path}: has lengths but no arrival times; give workload.concurrency for a closed loop, or make a profile "
+            "of it ('batchscope traces fit') and give workload.rate_per_s"
+        )
     _check_rule_against(trace, spec.max_tokens)
     notices = trace.notices + _limit_notices(spec.max_tokens, trace)
     if spec.concurrency and trace.has_parents:
@@ -78,27 +83,65 @@ def _from_trace(spec: WorkloadSpec, path: str, max_model_len: int) -> Workload:
     )
 
 
+def _from_profile(spec: WorkloadSpec, name: str, max_model_len: int) -> Workload:
+    from traces.workload.profile import load_profile
+    from traces.workload.profile_rows import profile_arrivals, profile_rows
+
+    profile, arrivals = load_profile(name), None
+    rate = 0.0
+    if spec.generator is None and not spec.concurrency:
+        if profile.arrivals is None and spec.rate_per_s is None:
+            raise ConfigError(f"workload.rate_per_s is missing: profile {profile.name} has no arrivals of its own")
+        rate = spec.rate_scale * (spec.rate_per_s or (profile.arrivals.rate_per_s if profile.arrivals else 0.0))
+        arrivals = profile.arrivals
+
+    def drawn() -> Iterator[TraceRow]:
+        times = profile_arrivals(arrivals, rate, spec.seed) if arrivals else _arrivals(spec)
+        return profile_rows(profile, times, spec.seed, spec.abort_after_s)
+
+    how = f" at {rate:g}/s" if rate else f", sent by {spec.generator}" if spec.generator else ""
+    workload = _synthetic(spec, drawn, profile.requests, max_model_len, f"profile {profile.name}{how}")
+    origin = f" ({profile.source}; {profile.licence})" if profile.source else ""
+    too_long = profile.share_of_prompts_above(max_model_len - 1)
+    notices = [f"requests are drawn after profile {profile.name}{origin}"]
+    if too_long >= 0.001:
+        notices.append(f"about {100 * too_long:.2g} % of its prompts exceed max_model_len = {max_model_len:,}")
+    return workload._replace(notices=(*notices, *workload.notices))
+
+
 def _from_generator(spec: WorkloadSpec, max_model_len: int) -> Workload:
-    if spec.max_tokens == "trace":
-        raise ConfigError(
-            "workload.max_tokens = 'trace': a generator has no such column; use 'output' or a number"
-        )
-    num_requests = min(count for count in (spec.num_requests, spec.limit) if count is not None)
-
-    def rows() -> Iterator[TraceRow]:
-        generated = islice(_generated(spec), num_requests)
-        return generated if spec.max_tokens in (None, "output") else _adapted(generated, spec, max_model_len)
-
     rate = f" at {spec.rate_per_s * spec.rate_scale:g}/s" if spec.rate_per_s else ""
     cv = f", cv {spec.cv:g}" if spec.cv else ""
+    description = f"{spec.generator}{rate}{cv}, prompt {spec.prompt}, output {spec.output}"
+    return _synthetic(spec, lambda: _generated(spec), None, max_model_len, description)
+
+
+def _synthetic(
+    spec: WorkloadSpec,
+    endless: Callable[[], Iterator[TraceRow]],
+    default_requests: int | None,
+    max_model_len: int,
+    description: str,
+) -> Workload:
+    """The first of ``endless`` rows whose limits are the true lengths."""
+    if spec.max_tokens == "trace":
+        raise ConfigError(
+            "workload.max_tokens = 'trace': a generator or profile has no such column; use 'output' or a number"
+        )
+    wanted = default_requests if spec.num_requests is None else spec.num_requests
+    num_requests = min(count for count in (wanted, spec.limit) if count is not None)
+
+    def rows() -> Iterator[TraceRow]:
+        generated = islice(endless(), num_requests)
+        return generated if spec.max_tokens in (None, "output") else _adapted(generated, spec, max_model_len)
+
     return Workload(
         rows=rows,
         num_requests=num_requests,
         notices=_limit_notices(spec.max_tokens, None),
         concurrency=spec.concurrency,
         think_time_s=spec.think_time_s,
-        description=f"{spec.generator}{rate}{cv}, prompt {spec.prompt}, output {spec.output}"
-        + (_how_sent(spec) if spec.concurrency else ""),
+        description=description + (_how_sent(spec) if spec.concurrency else ""),
         max_tokens_rule=spec.max_tokens,
         over_length=spec.over_length,
     )
@@ -117,7 +160,7 @@ def _generated(spec: WorkloadSpec) -> Iterator[TraceRow]:
 
 
 def _arrivals(spec: WorkloadSpec) -> Iterator[float]:
-    if spec.generator == "closed-loop":
+    if spec.concurrency:
         return repeat(0.0)
     assert spec.rate_per_s is not None
     rate = spec.rate_per_s * spec.rate_scale

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from random import Random
 
-STREAMS = ("arrivals", "prompt_lengths", "output_lengths", "clients", "disturbances")
+STREAMS = ("arrivals", "prompt_lengths", "output_lengths", "clients", "disturbances", "prefixes")
 """One stream each; the place in this tuple is the child's number, so names are only ever added at the end."""
 
 _MASK = 0xFFFFFFFF
