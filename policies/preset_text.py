@@ -11,6 +11,7 @@ from policies.preset_table import POOL_BLOCK_SIZE, PRESETS, Preset, Rule, Value
 _WIDTH = 100
 _BLOCKS = {
     "paged": "blocks of block_size tokens, taken as a request grows",
+    "whole": "blocks of block_size tokens, all that a request can need taken when it starts",
     "reserved": "blocks of block_size tokens, those of max_model_len tokens reserved a request",
     "slot": "one slot of max_model_len tokens a request",
     "token": "token slots, reserved for the whole request when it is admitted",

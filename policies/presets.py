@@ -31,10 +31,18 @@ __all__ = [
 ]
 
 _NOT_OF_A_POLICY = frozenset({"preset", "policy", "num_gpu_blocks", "gpu_memory_utilization"})
-_COUNTS = frozenset({"max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size"})
+_COUNTS = frozenset(
+    {
+        *("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size"),
+        *("max_batch_prefill_tokens", "max_concurrent_requests"),
+    }
+)
 _CHUNK_SCHEDULE = ("low_chunk_size", "chunk_schedule_max_tokens", "chunk_schedule_stages")
 _NOT_NEGATIVE = frozenset(
-    {"swap_space_bytes", "long_prefill_token_threshold", "chunked_prefill_size", "max_paddings", *_CHUNK_SCHEDULE}
+    {
+        *("swap_space_bytes", "long_prefill_token_threshold", "chunked_prefill_size", "max_paddings", *_CHUNK_SCHEDULE),
+    }
+    | {"max_batch_total_tokens", "max_input_length", "max_waiting_tokens"}
 )
 _SWITCHES = frozenset(
     {
@@ -44,6 +52,9 @@ _SWITCHES = frozenset(
 )
 _MODES = ("recompute", "swap", "auto")
 
+_AMOUNTS = frozenset({"ageing_per_s", "predictor_sigma", "w_in", "w_out"})
+_TARGETS = frozenset({"ttft_target_s", "tpot_target_s", "qoe_horizon_s"})
+_FACTORS = ("schedule_conservativeness", "waiting_served_ratio")
 
 def preset(name: str) -> Preset:
     """The preset of that name; CatalogError with the closest name if there is none."""
@@ -105,7 +116,9 @@ class Parameters(NamedTuple):
     def max_num_batched_tokens(self) -> int:
         """Tokens of the widest step, for which activation memory is set aside. A policy without such a budget
         is assumed to have memory for one request of full length, at least 2,048 tokens."""
-        return int(self.values.get("max_num_batched_tokens", max(self.max_model_len, 2_048)))
+        values = self.values
+        budget = values.get("max_num_batched_tokens") or values.get("max_batch_prefill_tokens")
+        return int(budget or max(self.max_model_len, 2_048))
 
     @property
     def pool_block_size(self) -> int:
@@ -176,9 +189,9 @@ def _unknown(chosen: Preset, key: str) -> str:
 
 def _check_value(key: str, value: object) -> None:
     is_whole = isinstance(value, int) and not isinstance(value, bool)
-    if key in _COUNTS and not (is_whole and int(str(value)) >= 1):
+    if key in _COUNTS | _ORDERING_COUNTS and not (is_whole and int(str(value)) >= 1):
         raise _error(key, value, "give a whole number of at least 1")
-    if key in _NOT_NEGATIVE and not (is_whole and int(str(value)) >= 0):
+    if key in _NOT_NEGATIVE | _ORDERING_SIZES and not (is_whole and int(str(value)) >= 0):
         raise _error(key, value, "give a whole number of at least 0")
     if key in _SWITCHES and not isinstance(value, bool):
         raise _error(key, value, "give true or false")
@@ -186,7 +199,7 @@ def _check_value(key: str, value: object) -> None:
         raise _error(key, value, f"give one of {', '.join(_MODES)}{closest(str(value), _MODES)}")
     if key == "batch_wait_timeout_s" and not (isinstance(value, int | float) and value >= 0):
         raise _error(key, value, "give a number of seconds of at least 0")
-    if key == "schedule_conservativeness" and not (isinstance(value, int | float) and value >= 0):
+    if key in _FACTORS and not (isinstance(value, int | float) and value >= 0):
         raise _error(key, value, "give a number of at least 0")
     if key == "watermark" and not (isinstance(value, int | float) and 0 <= value < 1):
         raise _error(key, value, "give a number of at least 0 and below 1")

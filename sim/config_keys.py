@@ -50,7 +50,10 @@ class Section:
     """Words that people try, and the key that each of them means."""
 
     def __init_subclass__(cls) -> None:
-        cls._keys = {name: value for name, value in vars(cls).items() if isinstance(value, Key)}
+        own = {name: value for name, value in vars(cls).items() if isinstance(value, Key)}
+        cls._keys = own
+        for base in cls.__bases__:
+            cls._keys |= getattr(base, "_keys", {})
 
     def __init__(self, **values: Any) -> None:
         known = self._keys

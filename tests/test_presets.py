@@ -31,6 +31,7 @@ from policies.systems.request_batcher import RayServeBatch, TritonDynamic
 from policies.systems.sarathi import Sarathi
 from policies.systems.splitfuse import SplitFuse
 from policies.systems.static import Static
+from policies.systems.tgi import Tgi
 from policies.systems.token_budget import TokenBudget
 from policies.systems.token_budget_033 import TokenBudget033
 from policies.systems.token_budget_priority import PriorityTokenBudget
@@ -67,7 +68,8 @@ def test_names() -> None:
         "vllm-0.6-swap", "vllm-0.6-priority", "vllm-0.2.7", "vllm-0.2.7-swap", "orca-max", "orca-pow2", "orca-oracle",
         "ft-static", "ft-static-early-return", "fastgen-8abdd98", "ray-serve-batch-2.40", "ray-serve-batch-2.60",
         "triton-dynamic", "sglang-0.4.9", "sglang-0.4.9-lpm", "sglang-0.4.9-dfs-weight", "sglang-0.4.9-mixed",
-        "sglang-0.4.9-no-cache", "sarathi-96f9911", "sarathi-96f9911-simple-chunking", "sarathi-96f9911-vllm",
+        "sglang-0.4.9-no-cache", "tgi-1.4",
+        "sarathi-96f9911", "sarathi-96f9911-simple-chunking", "sarathi-96f9911-vllm",
         "sarathi-96f9911-orca", "sarathi-96f9911-ft", "vidur-7d47513-sarathi", "vidur-7d47513-vllm",
         "vidur-7d47513-orca",
     ]  # fmt: skip
@@ -110,6 +112,7 @@ def test_choose() -> None:
         ("fastgen-8abdd98", "a100-80gb", 768, 512),
         ("ray-serve-batch-2.40", "a100-80gb", 4_096, 10),
         ("triton-dynamic", "a100-80gb", 4_096, 4),
+        ("tgi-1.4", "a100-80gb", 4_096, 128),
         ("sarathi-96f9911", "a100-80gb", 512, 128),
         ("sarathi-96f9911-simple-chunking", "a100-80gb", 512, 128),
         ("sarathi-96f9911-vllm", "a100-80gb", 4_096, 128),
@@ -159,7 +162,8 @@ def test_static_on_an_a100_has_28_slots() -> None:
         ("vllm-0.6-swap", Paged), ("orca-max", Orca), ("orca-pow2", Orca), ("orca-oracle", Orca),
         ("ft-static", Static), ("ft-static-early-return", Static), ("fastgen-8abdd98", SplitFuse),
         ("ray-serve-batch-2.40", RayServeBatch), ("ray-serve-batch-2.60", RayServeBatch),
-        ("triton-dynamic", TritonDynamic), ("sarathi-96f9911", Sarathi), ("vidur-7d47513-sarathi", Vidur),
+        ("triton-dynamic", TritonDynamic), ("tgi-1.4", Tgi),
+        ("sarathi-96f9911", Sarathi), ("vidur-7d47513-sarathi", Vidur),
     ],
 )  # fmt: skip
 def test_classes(name: str, cls: type) -> None:

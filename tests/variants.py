@@ -62,6 +62,7 @@ class Variant(NamedTuple):
             "max_num_batched_tokens": max(
                 size.max_num_batched_tokens, size.max_num_seqs, 0 if chunked else size.max_model_len
             ),
+            "max_batch_prefill_tokens": max(size.max_num_batched_tokens, size.max_model_len),
             "block_size": size.block_size,
             "swap_space_bytes": size.num_cpu_blocks * size.block_size * size.kv_bytes_per_token,
         }
@@ -118,7 +119,16 @@ def _variants() -> list[Variant]:
     found.append(Variant("ray-2.60", "ray-serve-batch-2.60", "slots", {"batch_wait_timeout_s": 2}))
     found.append(Variant("triton", "triton-dynamic", "slots"))
     found.append(Variant("triton-wait", "triton-dynamic", "slots", {"batch_wait_timeout_s": 4}))
-    return found + _sarathi()
+    return found + _sarathi() + _reserving()
+
+
+def _reserving() -> list[Variant]:
+    """Engines that reserve what a request can grow to; nobody is turned away for want of room at the door."""
+    everybody = {"max_concurrent_requests": 1 << 20}
+    found = [Variant("tgi-1.4", "tgi-1.4", "slots", everybody)]
+    hasty = {"waiting_served_ratio": 0.3, "max_waiting_tokens": 3}
+    found.append(Variant("tgi-1.4-hasty", "tgi-1.4", "slots", {**everybody, **hasty}))
+    return found
 
 
 def _sarathi() -> list[Variant]:

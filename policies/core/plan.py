@@ -48,8 +48,9 @@ class Chunk(NamedTuple):
 class Finish(NamedTuple):
     """A request that ended. ``reason`` is one of:
 
-    ``stop`` made all its tokens; ``length`` cut at ``max_tokens`` or the model's length; ``prompt_too_long`` refused;
-    ``kv_capacity`` the pool can never hold it; ``abort`` the client went away.
+    ``stop`` made all its tokens; ``length`` cut at ``max_tokens`` or the model's length; ``prompt_too_long``,
+    ``over_length`` (prompt and limit together) and ``overloaded`` refused; ``kv_capacity`` the pool can never hold it;
+    ``abort`` the client went away.
     """
 
     id: RequestId

@@ -119,6 +119,7 @@ _OUTCOMES = {
     "length": "finished",
     "prompt_too_long": "rejected",
     "over_length": "rejected",
+    "overloaded": "rejected",
     "kv_capacity": "failed",
     "abort": "aborted",
     "unfinished": "unfinished",
