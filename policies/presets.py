@@ -44,17 +44,19 @@ _NOT_NEGATIVE = frozenset(
     }
     | {"max_batch_total_tokens", "max_input_length", "max_waiting_tokens"}
 )
+_ORDERING_COUNTS = frozenset({"num_levels", "quantum_steps", "starvation_limit_steps", "replan_steps"})
+_ORDERING_SIZES = frozenset({"preemption_cap", "predictor_seed"})
 _SWITCHES = frozenset(
     {
         *("enable_chunked_prefill", "enable_prefix_caching", "enable_mixed_chunk", "ignore_eos", "faithful"),
-        "scheduler_reserve_full_isl",
+        *("scheduler_reserve_full_isl", "evict_running", "proactive_swap"),
     }
 )
-_MODES = ("recompute", "swap", "auto")
-
 _AMOUNTS = frozenset({"ageing_per_s", "predictor_sigma", "w_in", "w_out"})
 _TARGETS = frozenset({"ttft_target_s", "tpot_target_s", "qoe_horizon_s"})
 _FACTORS = ("schedule_conservativeness", "waiting_served_ratio")
+_MODES = ("recompute", "swap", "auto")
+
 
 def preset(name: str) -> Preset:
     """The preset of that name; CatalogError with the closest name if there is none."""
@@ -195,6 +197,10 @@ def _check_value(key: str, value: object) -> None:
         raise _error(key, value, "give a whole number of at least 0")
     if key in _SWITCHES and not isinstance(value, bool):
         raise _error(key, value, "give true or false")
+    if key in _AMOUNTS and (isinstance(value, bool) or not (isinstance(value, int | float) and value >= 0)):
+        raise _error(key, value, "give a number of at least 0")
+    if key in _TARGETS and (isinstance(value, bool) or not (isinstance(value, int | float) and value > 0)):
+        raise _error(key, value, "give a number of seconds above 0")
     if key == "preemption_mode" and value not in _MODES:
         raise _error(key, value, f"give one of {', '.join(_MODES)}{closest(str(value), _MODES)}")
     if key == "batch_wait_timeout_s" and not (isinstance(value, int | float) and value >= 0):
