@@ -10,8 +10,8 @@ from policies.preset_batchers import BATCHERS
 from policies.preset_fastgen import FASTGEN
 from policies.preset_sarathi import SARATHI, VIDUR
 from policies.preset_sglang import SGLANG
-from policies.preset_vllm_v0 import VLLM_V0
 from policies.preset_tgi import TGI
+from policies.preset_vllm_v0 import VLLM_V0
 from policies.preset_vllm_v1 import VLLM_V1
 
 __all__ = ["POOL_BLOCK_SIZE", "PRESETS", "Preset", "Rule", "Value"]
@@ -90,8 +90,8 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
             FASTGEN,
             *BATCHERS,
             *SGLANG,
-            *SARATHI,
             *TGI,
+            *SARATHI,
             *VIDUR,
         )
     }
