@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from tests.mirror_run import Item
+from policies.kit.scenarios import MAX_MODEL_LEN
+from policies.testing import items
 from tests.variants import Size
 
+__all__ = ["BLOCK_SIZE", "MAX_MODEL_LEN", "items", "sizes"]
+
 BLOCK_SIZE = 4
-MAX_MODEL_LEN = 48
 
 
 @st.composite
@@ -24,31 +26,4 @@ def sizes(draw: st.DrawFn) -> Size:
         num_cpu_blocks=draw(st.sampled_from((0, 5, 12, 60))),
         kv_bytes_per_token=1,
         pieces_per_block=1,
-    )
-
-
-@st.composite
-def items(draw: st.DrawFn, max_items: int = 10) -> list[Item]:
-    """Requests in order of arrival; some come together, share prefixes, follow others, or are given up."""
-    script: list[Item] = []
-    step = 0
-    for number in range(draw(st.integers(1, max_items))):
-        step += draw(st.sampled_from((0, 0, 0, 1, 2, 5, 20)))
-        script.append(_item(draw, step, number))
-    return script
-
-
-def _item(draw: st.DrawFn, step: int, number: int) -> Item:
-    output = draw(st.integers(1, 24))
-    kind = draw(st.sampled_from(("plain", "plain", "group", "group", "turn")))
-    return Item(
-        step=step,
-        prompt_tokens=draw(st.one_of(st.integers(1, 20), st.integers(1, 50))),
-        output_tokens=output,
-        max_tokens=draw(st.sampled_from((output, output, max(1, output // 2), output + 7))),
-        patience=draw(st.one_of(st.none(), st.none(), st.integers(1, 30))),
-        group=draw(st.integers(0, 1)) if kind == "group" else None,
-        shared=draw(st.integers(1, 17)) if kind == "group" else 0,
-        parent=draw(st.integers(0, number - 1)) if kind == "turn" and number else None,
-        guess=draw(st.one_of(st.none(), st.integers(1, 30))),
     )

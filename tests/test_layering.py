@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("policies", "traces", "sim", "gpu_backend", "calibrate")
 LAZY = ("pandas", "pyarrow", "scipy", "torch", "triton")
 HEAVY = (*LAZY, "numpy", "simpy")
+TESTING = Path("policies", "testing.py")
 
 BLOCKER = """
 import sys
@@ -37,7 +38,7 @@ import importlib, pkgutil
 for root in ROOTS:
     package = importlib.import_module(root)
     for module in pkgutil.walk_packages(package.__path__, root + "."):
-        if not module.name.endswith("__main__"):
+        if not module.name.endswith("__main__") and module.name != "policies.testing":
             importlib.import_module(module.name)
 """
 
@@ -100,6 +101,13 @@ def imported_names(path: Path) -> Iterator[tuple[int, str]]:
             yield node.lineno, node.module.partition(".")[0]
 
 
+def imported_modules(path: Path) -> set[str]:
+    """Every module that a file imports by its full name."""
+    nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    plain = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    return plain | {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}
+
+
 def test_blocker_blocks() -> None:
     code = blocking(["simpy"]) + "try:\n    import simpy\nexcept ModuleNotFoundError:\n    print('blocked')"
     assert run_python(code) == "blocked\n"
@@ -108,12 +116,23 @@ def test_blocker_blocks() -> None:
 def test_policies_import_the_standard_library_only() -> None:
     allowed = sys.stdlib_module_names | {"policies"}
     foreign = [
-        f"{path.relative_to(ROOT)}:{line} {name}"
+        f"{path.relative_to(ROOT)} {name}"
         for path in sorted((ROOT / "policies").rglob("*.py"))
-        for line, name in imported_names(path)
+        for _, name in imported_names(path)
         if name not in allowed
     ]
-    assert foreign == []
+    assert set(foreign) == {f"{TESTING} pytest", f"{TESTING} hypothesis"}
+
+
+def test_nobody_imports_what_needs_pytest() -> None:
+    for package in PACKAGES:
+        for path in (ROOT / package).rglob("*.py"):
+            assert "policies.testing" not in imported_modules(path), path
+
+
+def test_tests_to_inherit_say_what_they_need() -> None:
+    done = python(blocking(["hypothesis"]) + "import policies.testing")
+    assert "there is no hypothesis; pip install 'batchscope[testing]'" in done.stderr.splitlines()[-1]
 
 
 def test_policies_load_without_any_other_distribution() -> None:
