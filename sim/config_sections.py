@@ -61,7 +61,7 @@ class WorkloadConfig(Section):
     )
     num_requests: int | None = key(
         whole(1, at_most=10**12),
-        "How many requests generator or profile sends; absent, a profile sends as many as its trace has.",
+        "How many requests generator or profile sends; absent, a profile's own, at most 20,000.",
         default=None,
     )
     prompt: LengthLaw | None = key(_law, "Prompt lengths of the generator, in tokens.", default=None)

@@ -13,7 +13,8 @@ from calibrate.cli import describe_fit
 from calibrate.sources import Source, sources_for
 from sim.config import WorkloadConfig
 from sim.costs.load import shipped_path
-from traces.workload.formats import AZURE, OPTIONAL, OWN_CSV, OWN_JSONL, THREE_COLUMN
+from traces.workload.formats import CSV_FORMATS, JSON_FORMATS, OPTIONAL
+from traces.workload.profile import load_profile, shipped
 from traces.workload.readers import open_trace
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -27,8 +28,8 @@ def blocks(text: str, language: str) -> list[str]:
 
 
 def test_the_page_about_traces_names_every_format_column_generator_and_key() -> None:
-    formats = (AZURE, THREE_COLUMN, OWN_CSV, OWN_JSONL)
-    names = {name for known in formats for name in (known.name, *known.required)}
+    formats = (*CSV_FORMATS, *JSON_FORMATS)
+    names = {name for known in formats for name in (known.name, *known.required)} | set(shipped())
     keys = get_type_hints(WorkloadConfig)
     generators, _ = get_args(keys.pop("generator"))
     del keys["trace"], keys["seed"]
@@ -47,6 +48,12 @@ def test_its_examples_are_traces(language: str, tmp_path: Path) -> None:
     first, second, third = trace.rows
     assert first.segments == second.segments[:2] == (("system", 200), ("q1", 100))
     assert (second.parent_id, third.priority, third.abort_after_s) == (0, 5, 30.0)
+
+
+def test_the_table_of_profiles_names_the_licence_of_each() -> None:
+    for name in shipped():
+        (row,) = re.findall(rf"^\| `{name}` \|.*$", TRACES, re.MULTILINE)
+        assert f"({load_profile(name).licence})" in row
 
 
 def test_its_settings_are_a_workload(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ VERBS = {
     "demo": Verb("sim.cli.demo:demo", "Static, Orca and paged batching side by side on a built-in workload."),
     "run": Verb("sim.cli.run:run", "Simulate one workload under one policy."),
     "keys": Verb("sim.cli.keys:keys", "List every key of RUN.toml and --set: kind, default, meaning."),
+    "traces": Verb("sim.cli.traces:traces", "List workload profiles; inspect, make, convert and fit traces."),
     "policies": Verb("sim.cli.policies:policies", "List and explain presets; check decisions against recorded logs."),
     "hardware": Verb("sim.cli.hardware:hardware", "List cards; print every term of one card's costs and KV pool."),
     "calibrate": Verb("sim.cli.calibrate:calibrate", "Fit cost models to measured operator tables."),

@@ -9,7 +9,8 @@ import click
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("config", required=False)
-@click.option("--trace", metavar="FILE", help="Trace file (CSV, JSONL, Azure; .gz too).")
+@click.option("--trace", metavar="FILE", help="Trace file (CSV, JSONL, Azure, Mooncake; .gz too).")
+@click.option("--profile", metavar="NAME", help="Requests like a real trace's (traces list), or FILE.json.")
 @click.option("--policy", metavar="NAME", help="A preset (policies list) or FILE.py:CLASS.  [default: vllm-0.11]")
 @click.option("--model", metavar="NAME", help="Model of the catalog.  [default: llama-2-7b]")
 @click.option("--hardware", metavar="NAME", help="Card of the catalog.  [default: a100-80gb]")
@@ -21,6 +22,7 @@ import click
 def run(
     config: str | None,
     trace: str | None,
+    profile: str | None,
     policy: str | None,
     model: str | None,
     hardware: str | None,
@@ -43,7 +45,8 @@ def run(
     if out is not None:
         check_new(Path(out))
     remarks: list[str] = []
-    loaded = load_config(config, overrides, remarks, trace=trace, policy=policy, model=model, hardware=hardware)
+    flags = {"trace": trace, "profile": profile, "policy": policy, "model": model, "hardware": hardware}
+    loaded = load_config(config, overrides, remarks, **flags)
     setup = prepare(loaded, remarks)
     if out is None and not as_json:
         out = str(make_next(loaded))

@@ -22,6 +22,10 @@ EXACT_LIMITS = (
 )
 
 
+DEFAULT_REQUESTS = 20_000
+"""A profile sends as many requests as its trace has, but no more than these, unless ``num_requests`` says so."""
+
+
 class Workload(NamedTuple):
     """What the world sends.
 
@@ -100,7 +104,8 @@ def _from_profile(spec: WorkloadSpec, name: str, max_model_len: int) -> Workload
         return profile_rows(profile, times, spec.seed, spec.abort_after_s)
 
     how = f" at {rate:g}/s" if rate else f", sent by {spec.generator}" if spec.generator else ""
-    workload = _synthetic(spec, drawn, profile.requests, max_model_len, f"profile {profile.name}{how}")
+    wanted = min(profile.requests, DEFAULT_REQUESTS)
+    workload = _synthetic(spec, drawn, wanted, max_model_len, f"profile {profile.name}{how}")
     origin = f" ({profile.source}; {profile.licence})" if profile.source else ""
     too_long = profile.share_of_prompts_above(max_model_len - 1)
     notices = [f"requests are drawn after profile {profile.name}{origin}"]
