@@ -101,11 +101,11 @@ def _starvation(kit: Kit) -> None:
         log = _log(kit, scenario)
         _everybody_is_served(scenario, log)
         key = max(range(len(scenario.items)), key=lambda number: scenario.items[number].prompt_tokens)
-        last = max(log.started.values())
-        if log.started[key] >= last:
+        later = [log.started[number] for number in range(key + 1, len(scenario.items))]
+        if log.started[key] >= max(later):
             raise CheckFailed(
-                f"'{scenario.name}' ({scenario.words}): request {key} starts in step {log.started[key]}, when the"
-                f" {len(scenario.items) - 1} short ones that came after it are through; an endless stream starves it"
+                f"'{scenario.name}' ({scenario.words}): request {key} starts in step {log.started[key]}, after the"
+                f" {len(later)} short ones that came later; an endless stream starves it"
             )
 
 
@@ -155,7 +155,8 @@ def _alone_with_itself(kit: Kit) -> None:
     first = kit.play(scenario)
     other = kit.new(scenario.limits)
     try:
-        other.on_arrival(Request(0, 0.0, 9, 9))
+        for number in range(9):
+            other.on_arrival(Request(number, 0.0, 9, 9))
         other.schedule(0.0)
     except UserError as error:
         raise CheckFailed(str(error)) from error

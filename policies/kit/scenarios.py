@@ -10,7 +10,7 @@ from policies.kit.script import Item, Limits
 BLOCK_SIZE, MAX_MODEL_LEN = 4, 48
 _AMPLE = 200
 _ONE_LONGEST = MAX_MODEL_LEN // BLOCK_SIZE + 1  # one more, for engines that leave a block unused
-NUM_RANDOM = 30
+NUM_RANDOM = 20
 
 
 class Scenario(NamedTuple):
@@ -47,14 +47,10 @@ def _family(count: int) -> tuple[Item, ...]:
     return tuple(items)
 
 
-def _stream(longest: Item, clients: int, rounds: int) -> tuple[Item, ...]:
-    """One long request, and clients that send a short one as soon as the last is answered."""
-    shorts = list(range(clients))
-    items = [*(_plain(0, 3, 3) for _ in shorts), longest]
-    for number in range(clients * (rounds - 1)):
-        items.append(_plain(0, 3, 3, after=shorts[number]))
-        shorts.append(len(items) - 1)
-    return tuple(items)
+def _stream(longest: Item, count: int = 70) -> tuple[Item, ...]:
+    """One long request, and a short one in every step, more than can be served."""
+    shorts = [_plain(step, 3, 6) for step in range(count)]
+    return (*shorts[: longest.step], longest, *shorts[longest.step :])
 
 
 def _table() -> tuple[Scenario, ...]:
@@ -103,8 +99,9 @@ def _table() -> tuple[Scenario, ...]:
         Scenario("prefixes", "requests that share prefixes", _limits(caches=True), _family(12)),
         Scenario("prefixes_tight", "requests that share prefixes, in a small pool", _limits(18, caches=True),
                  _family(14)),
-        Scenario("impatient", "clients that go away", tight, tuple(
-            item._replace(patience=(None, 0, 3, 9, 22, 1, 14, 30)[n]) for n, item in enumerate(thirsty))),
+        Scenario("impatient", "clients that go away", tight, (
+            Item(0, MAX_MODEL_LEN - 4, 4, 4, patience=1),
+            *(item._replace(patience=(None, 0, 3, 9, 22, 1, 14, 30)[n]) for n, item in enumerate(thirsty)))),
         Scenario("one_seq", "max_num_seqs = 1", _limits(max_num_seqs=1), tuple(_plain(n, 4, 5) for n in range(5))),
     )  # fmt: skip
 
@@ -112,11 +109,11 @@ def _table() -> tuple[Scenario, ...]:
 LONG_AMONG_SHORT = (
     Scenario(
         "stream", "a long request among an endless stream of short ones", _limits(),
-        _stream(_plain(3, MAX_MODEL_LEN - 8, 6), clients=6, rounds=40),
+        _stream(_plain(5, MAX_MODEL_LEN - 8, 6)),
     ),
     Scenario(
         "stream_tight", "a request that needs most of the pool, among an endless stream of short ones",
-        _limits(_ONE_LONGEST, 8), _stream(_plain(3, MAX_MODEL_LEN - 8, 6), clients=8, rounds=40),
+        _limits(_ONE_LONGEST, 8), _stream(_plain(5, MAX_MODEL_LEN - 8, 6)),
     ),
 )  # fmt: skip
 """Whoever is overtaken must run in the end: the long request before the stream ends."""
@@ -125,7 +122,7 @@ ABORTED = Scenario(
     "aborted",
     "one client goes away, at every possible step",
     _limits(16),
-    tuple(_plain(n, 5 + 4 * n, 14 - n) for n in range(5)),
+    tuple(_plain(n, 5 + 8 * n, 11 - n) for n in range(5)),
 )
 """Tried with each request aborted after each number of steps."""
 
