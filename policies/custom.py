@@ -1,4 +1,5 @@
-"""Policies by address: ``module:class`` of the built-in ones, ``FILE.py:CLASS`` of a user's own."""
+"""Policies by address: ``module:class`` of the built-in ones, ``FILE.py:CLASS`` of a user's own,
+``DISTRIBUTION:NAME`` of one that another distribution brings along."""
 
 from __future__ import annotations
 
@@ -23,16 +24,18 @@ def load_builtin(address: str) -> type[Policy]:
 
 
 def load_custom(address: str) -> type[Policy]:
-    """The policy class at ``FILE.py:CLASS``; ConfigError if file or class is missing, or it is no policy."""
+    """The policy class at ``FILE.py:CLASS`` or ``DISTRIBUTION:NAME``; ConfigError if there is none, or it is no
+    policy."""
     where = f"engine.policy = '{address}'"
     file, _, name = address.rpartition(":")
-    if not file.endswith(".py") or not name:
+    if not name:
         raise ConfigError(f"{where}: write FILE.py:CLASS")
-    module = _import_file(file, where)
-    found = getattr(module, name, None)
-    if found is None:
-        classes = [key for key, value in vars(module).items() if isinstance(value, type)]
-        raise ConfigError(f"{where}: {file} has no class '{name}'{closest(name, classes)}")
+    if file.endswith(".py"):
+        found = _in_file(file, name, where)
+    else:
+        from policies.plugins import load_plugin
+
+        found = load_plugin(address, where)
     if not (isinstance(found, type) and issubclass(found, Policy)):
         raise ConfigError(
             f"{where}: {name} is no policy; derive it from policies.systems.base.BatchingPolicy"
@@ -41,6 +44,15 @@ def load_custom(address: str) -> type[Policy]:
     missing = sorted(found.__abstractmethods__)
     if missing:
         raise ConfigError(f"{where}: {name} does not define {', '.join(missing)}")
+    return found
+
+
+def _in_file(file: str, name: str, where: str) -> object:
+    module = _import_file(file, where)
+    found: object = getattr(module, name, None)
+    if found is None:
+        classes = [key for key, value in vars(module).items() if isinstance(value, type)]
+        raise ConfigError(f"{where}: {file} has no class '{name}'{closest(name, classes)}")
     return found
 
 
@@ -66,6 +78,16 @@ def _import_file(file: str, where: str) -> ModuleType:
         said = f"{where}: {line_of(error, file)} fails with {type(error).__name__}: {error}"
         raise ConfigError(said) from error
     return module
+
+
+def file_of(cls: type, address: str = "") -> str:
+    """The file that a class comes from, for ``line_of``, as the address names it if it does."""
+    import sys
+
+    file = address.rpartition(":")[0]
+    if file.endswith(".py"):
+        return file
+    return getattr(sys.modules.get(cls.__module__), "__file__", None) or cls.__module__
 
 
 def line_of(error: Exception, file: str) -> str:
@@ -124,7 +146,7 @@ def construct_custom(
     except UserError:
         raise
     except Exception as error:
-        place = line_of(error, address.rpartition(":")[0])
+        place = line_of(error, file_of(cls, address))
         said = f"{where}: __init__ fails at {place} with {type(error).__name__}: {error}"
         raise ConfigError(said) from error
 

@@ -30,7 +30,7 @@ __all__ = [
     "to_dict",
 ]
 
-_NOT_OF_A_POLICY = frozenset({"preset", "policy", "num_gpu_blocks", "gpu_memory_utilization"})
+_NOT_OF_A_POLICY = frozenset({"preset", "policy", "vllm_args", "num_gpu_blocks", "gpu_memory_utilization"})
 _COUNTS = frozenset(
     {
         *("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size"),
@@ -74,8 +74,8 @@ def presets() -> tuple[Preset, ...]:
 def choose(preset_name: str, policy: str | None) -> tuple[Preset, str | None]:
     """The preset that ``engine.preset`` and ``engine.policy`` name, and a custom class's address if any.
 
-    ``policy`` is the name of a preset, which then takes the place of ``preset_name``, or ``FILE.py:CLASS``,
-    which takes parameters and KV memory from the preset.
+    ``policy`` is the name of a preset, which then takes the place of ``preset_name``, or ``FILE.py:CLASS``, or the name
+    of an entry point of another distribution; these take parameters and KV memory from the preset.
     """
     if policy is None:
         return preset(preset_name), None
@@ -83,6 +83,11 @@ def choose(preset_name: str, policy: str | None) -> tuple[Preset, str | None]:
         return PRESETS[policy], None
     if ".py:" in policy:
         return preset(preset_name), policy
+    from policies.plugins import find_plugin
+
+    address = find_plugin(policy)
+    if address is not None:
+        return preset(preset_name), address
     raise CatalogError(f"engine.policy = '{policy}': {unknown(policy, 'neither a preset nor FILE.py:CLASS')}")
 
 

@@ -9,7 +9,7 @@ from policies.core.errors import ContractError, RunError, UserError
 from policies.core.plan import BatchRow, Grant, Horizon, Idle, Load, Queues, StepPlan, StepResult, Transfer
 from policies.core.protocols import Details, Policy
 from policies.core.request import Request, RequestId
-from policies.custom import line_of
+from policies.custom import file_of, line_of
 from policies.kit.ledger import Ledger
 from policies.kit.rules import BrokenPolicy, Rule, RuleBroken
 from policies.systems.base import BatchingPolicy
@@ -35,7 +35,7 @@ class CheckedPolicy(Policy):
         self.kv = policy.kv
         self.max_in_flight = policy.max_in_flight
         self.tokens_past_length = policy.tokens_past_length
-        self._file = address.rpartition(":")[0]
+        self._file = file_of(type(policy), address)
         self._ledger = Ledger(self.kv.block_size, caches_prefixes=self.kv.caches_prefixes)
         self._num_plans = 0
 

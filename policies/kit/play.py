@@ -9,7 +9,7 @@ from typing import NamedTuple
 from policies.core.errors import BatchscopeError, UserError
 from policies.core.plan import StepPlan
 from policies.core.protocols import Policy
-from policies.custom import line_of
+from policies.custom import file_of, line_of
 from policies.kit.checked import CheckedPolicy
 from policies.kit.drive import Log, ScriptRun
 from policies.kit.rules import BrokenPolicy, Rule, RuleBroken
@@ -218,8 +218,4 @@ def _without(items: Sequence[Item], number: int) -> tuple[Item, ...]:
 
 def _address(policy: Policy) -> str:
     """``FILE.py:CLASS``, as a user names it."""
-    import sys
-
-    cls = type(policy)
-    file = getattr(sys.modules.get(cls.__module__), "__file__", None)
-    return f"{file or cls.__module__}:{cls.__name__}"
+    return f"{file_of(type(policy))}:{type(policy).__name__}"

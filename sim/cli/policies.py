@@ -17,10 +17,14 @@ def policies() -> None:
 @policies.command("list", short_help="All presets, by system and version.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list of all presets, as show --json has each.")
 def list_presets(as_json: bool) -> None:
-    """All presets by system: name, version, and what each does."""
+    """All presets by system: name, version, and what each does; then the policies of other distributions."""
+    from policies.plugins import describe_plugins
     from policies.presets import describe_all, presets, to_dict
 
-    click.echo(_json([to_dict(preset) for preset in presets()]) if as_json else describe_all())
+    if as_json:
+        click.echo(_json([to_dict(preset) for preset in presets()]))
+    else:
+        click.echo(describe_all() + describe_plugins())
 
 
 @policies.command("show", short_help="What preset NAME models, and its defaults.")
@@ -38,6 +42,33 @@ def _json(value: object) -> str:
     import json
 
     return json.dumps(value, indent=2, ensure_ascii=False)
+
+
+@policies.command("check", short_help="Check a class of your own: FILE.py:CLASS.")
+@click.argument("policy", metavar="FILE.py:CLASS")
+@click.option("--preset", default=None, metavar="NAME", help="Whose parameters it gets.  [default: vllm-0.11]")
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="engine.KEY or policy.KEY; repeatable.")
+@click.option("--chunked", is_flag=True, help="It splits prompts: try budgets below the longest prompt.")
+@click.option("--batch-end", is_flag=True, help="Its answers return together, when their batch ends.")
+def check(policy: str, preset: str | None, overrides: tuple[str, ...], chunked: bool, batch_end: bool) -> None:
+    """Check a class of your own, FILE.py:CLASS or the name of an entry point: a line for each of some 40 checks, and
+    the first that fails in words, with the fewest requests that show it. Exit 1 if one fails."""
+    from importlib.util import find_spec
+
+    from policies.kit.own import own_kit
+    from policies.kit.runner import run_checks
+    from sim.config import load_config
+
+    # The scenarios are the workload; a configuration has to name one.
+    config = load_config({"workload": {"trace": "scenarios"}}, overrides, policy=policy)
+    chosen = preset or config.engine.preset
+    given = config.engine.to_dict()
+    kit = own_kit(policy, chosen, given, config.policy.to_dict(), chunked=chunked, deliver_at_batch_end=batch_end)
+    exit_code = run_checks(kit, click.echo)
+    if find_spec("hypothesis") is None:
+        click.echo("note: there is no hypothesis here; with it, a test of policies.testing tries any number of other")
+        click.echo("workloads: pip install 'batchscope[testing]'")
+    sys.exit(exit_code)
 
 
 @policies.command("conform", short_help="Replay recorded decision LOGS step by step.")
