@@ -96,7 +96,7 @@ def simulate(
     out: str | Path | None = None,
     overrides: Sequence[str] = (),
     progress: Progress | None = None,
-    **flags: object,
+    **flags: Any,
 ) -> Result:
     """Run one simulation.
 

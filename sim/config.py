@@ -77,6 +77,7 @@ FLAGS = {
     "limit": "workload.limit",
     "preset": "engine.preset",
     "policy": "engine.policy",
+    "vllm_args": "engine.vllm_args",
     "model": "model.name",
     "hardware": "hardware.name",
     "cost_model": "hardware.cost_model",
@@ -90,13 +91,19 @@ def load_config(
     source: str | Mapping[str, object] | None = None,
     overrides: Sequence[str] = (),
     remarks: list[str] | None = None,
+    *,
+    engine_log: object = None,
+    metrics_page: object = None,
+    taken: list[str] | None = None,
     **flags: object,
 ) -> RunConfig:
     """The configuration of a run: ``source``, over it ``flags`` (see FLAGS; None: not given), over it ``overrides``.
 
     ``source`` is the path of a RUN.toml, or its tables as a mapping. ``overrides`` are ``"section.key=value"`` with a
     TOML value or a bare word, each key once. A trace given outside the source replaces its generator with its
-    parameters, and the other way round; ``remarks`` takes a line that says so. Raises ConfigError.
+    parameters, and the other way round; ``remarks`` takes a line that says so. ``engine_log`` and ``metrics_page`` are
+    paths of a vLLM log and of its saved /metrics page: what they and ``engine.vllm_args`` say is set where nothing else
+    is given; ``taken`` takes a line for each such setting (sim/engine_facts.py). Raises ConfigError.
     """
     base = (read_toml(source) if source else {}) if source is None or isinstance(source, str) else source
     _check_sections(base)
@@ -115,7 +122,26 @@ def load_config(
         remarks.append(replaced)
     for name, table in given.items():
         tables[name] = _merged(tables.get(name, {}), table)
+    if engine_log is not None or metrics_page is not None or "vllm_args" in tables.get("engine", {}):
+        _take_facts(tables, engine_log, metrics_page, remarks, taken)
     return config_from_tables(tables)
+
+
+def _take_facts(
+    tables: dict[str, dict[str, object]],
+    engine_log: object,
+    metrics_page: object,
+    remarks: list[str] | None,
+    taken: list[str] | None,
+) -> None:
+    from sim.engine_facts import take_facts
+
+    paths = [None if path is None else str(path) for path in (engine_log, metrics_page)]
+    told = take_facts(tables, *paths)
+    if remarks is not None:
+        remarks += told.remarks
+    if taken is not None:
+        taken += told.taken
 
 
 def _unknown_flag(name: str) -> ConfigError:

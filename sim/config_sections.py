@@ -169,6 +169,11 @@ class EngineConfig(Section):
         "A scheduler of your own, FILE.py:CLASS, with parameters and memory of the preset; or a preset.",
         default=None,
     )
+    vllm_args: str | None = key(
+        text,
+        "vLLM's own command line, as in '--max-num-seqs 128': sets what the other keys leave open.",
+        default=None,
+    )
     faithful: bool = key(
         boolean,
         "Reproduce where the real engine dies, hangs or refuses, instead of going on.",

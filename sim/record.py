@@ -22,6 +22,7 @@ from sim.world.world import Outcome
 from traces.metrics.accumulate import MetricsSink, RunMetrics
 from traces.record.columns import Columns, TableSink
 from traces.record.recorder import Recorder
+from traces.workload.source import source_identity
 
 if TYPE_CHECKING:
     from sim.api import Setup
@@ -169,7 +170,7 @@ class RunWriter:
             policy=parameters.custom or type(setup.policy).__name__,
             model=setup.shape.name,
             hardware=setup.card.name,
-            config=setup.config.to_dict() | {"parameters": dict(parameters.values)},
+            config=setup.config.to_dict() | {"parameters": dict(parameters.values)} | source_identity(setup.config.workload),
             num_gpu_blocks=kv.num_gpu_blocks,
             block_size=kv.block_size,
             cost_model=CostModelFacts(

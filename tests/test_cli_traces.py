@@ -231,3 +231,15 @@ def test_any_rows_come_back_from_a_file(
     path = tmp_path_factory.mktemp("any") / f"t{ending}"
     assert write_trace(str(path), rows) == len(rows)
     assert list(open_trace(str(path)).rows) == rows
+
+
+def test_a_summary_names_the_content_of_its_trace_or_profile() -> None:
+    from hashlib import sha256
+
+    batchscope("traces", "synth", "--profile", "chat", "--set", "workload.num_requests=150", "--out", "t.csv")
+    batchscope("traces", "fit", "t.csv", "--out", "own.json")
+    for option, file in (("--trace", "t.csv"), ("--profile", "own.json")):
+        config = batchscope("run", option, file, "--set", "workload.limit=9", "--json").summary["config"]
+        assert config[f"{option[2:]}_sha256"] == sha256(Path(file).read_bytes()).hexdigest()
+    config = batchscope("run", "--profile", "chat", "--set", "workload.limit=9", "--json").summary["config"]
+    assert not any(key.endswith("_sha256") for key in config)

@@ -11,8 +11,9 @@ import pytest
 
 from calibrate.cli import describe_fit
 from calibrate.sources import Source, sources_for
-from sim.config import WorkloadConfig
+from sim.config import SECTIONS, WorkloadConfig
 from sim.costs.load import shipped_path
+from sim.engine_flags import SWITCHES, VALUES
 from traces.workload.formats import CSV_FORMATS, JSON_FORMATS, OPTIONAL
 from traces.workload.profile import load_profile, shipped
 from traces.workload.readers import open_trace
@@ -54,6 +55,15 @@ def test_the_table_of_profiles_names_the_licence_of_each() -> None:
     for name in shipped():
         (row,) = re.findall(rf"^\| `{name}` \|.*$", TRACES, re.MULTILINE)
         assert f"({load_profile(name).licence})" in row
+
+
+def test_the_page_about_engines_names_arguments_and_keys_there_are() -> None:
+    text = (DOCS / "from-your-engine.md").read_text(encoding="utf-8")
+    table = "\n".join(re.findall(r"^\| `--.*$", text, re.MULTILINE)).replace("--[no-]", "--")
+    named = set(re.findall(r"`--([a-z-]+)", table))
+    assert named == {*VALUES, *SWITCHES, "scheduling-policy"}
+    for section, key in re.findall(r"`(engine|model|hardware)\.([a-z_]+)`", text):
+        assert key in SECTIONS[section].all_keys(), key
 
 
 def test_its_settings_are_a_workload(tmp_path: Path) -> None:

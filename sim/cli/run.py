@@ -14,6 +14,9 @@ import click
 @click.option("--policy", metavar="NAME", help="A preset (policies list) or FILE.py:CLASS.  [default: vllm-0.11]")
 @click.option("--model", metavar="NAME", help="Model of the catalog.  [default: llama-2-7b]")
 @click.option("--hardware", metavar="NAME", help="Card of the catalog.  [default: a100-80gb]")
+@click.option("--vllm-args", metavar="TEXT", help="vLLM's own command line, e.g. '--max-num-seqs 128'.")
+@click.option("--engine-log", metavar="FILE", help="Start-up log of a vLLM server: its KV blocks and settings.")
+@click.option("--metrics-page", metavar="FILE", help="Saved /metrics page of a vLLM server: its KV blocks.")
 @click.option("--out", metavar="FOLDER", help="New folder for the record.  [default: runs/PRESET-N]")
 @click.option(
     "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Any key of RUN.toml, e.g. engine.max_num_seqs=64."
@@ -26,6 +29,9 @@ def run(
     policy: str | None,
     model: str | None,
     hardware: str | None,
+    vllm_args: str | None,
+    engine_log: str | None,
+    metrics_page: str | None,
     out: str | None,
     overrides: tuple[str, ...],
     as_json: bool,
@@ -45,8 +51,14 @@ def run(
     if out is not None:
         check_new(Path(out))
     remarks: list[str] = []
-    flags = {"trace": trace, "profile": profile, "policy": policy, "model": model, "hardware": hardware}
-    loaded = load_config(config, overrides, remarks, **flags)
+    taken: list[str] = []
+    flags = {
+        **{"trace": trace, "profile": profile, "policy": policy, "model": model, "hardware": hardware},
+        **{"vllm_args": vllm_args, "engine_log": engine_log, "metrics_page": metrics_page},
+    }
+    loaded = load_config(config, overrides, remarks, taken=taken, **flags)
+    for line in taken:
+        click.echo(f"note: {line}", err=True)
     setup = prepare(loaded, remarks)
     if out is None and not as_json:
         out = str(make_next(loaded))

@@ -13,6 +13,7 @@ from traces.workload.limits import MaxTokensRule, resolve_max_tokens
 from traces.workload.rows import TraceRow
 from traces.workload.spec import OverLength, WorkloadSpec
 from traces.workload.streams import stream
+from traces.workload.textfile import sha256_of
 
 if TYPE_CHECKING:
     from traces.workload.readers import Trace
@@ -54,6 +55,16 @@ def build_source(spec: WorkloadSpec, max_model_len: int) -> Workload:
     if spec.trace:
         return _from_trace(spec, spec.trace, max_model_len)
     return _from_profile(spec, spec.profile, max_model_len) if spec.profile else _from_generator(spec, max_model_len)
+
+
+def source_identity(spec: WorkloadSpec) -> dict[str, str]:
+    """``trace_sha256`` or ``profile_sha256``: which content a file of the workload had; none for what is no file."""
+    from pathlib import Path
+
+    for name, path in (("trace", spec.trace), ("profile", spec.profile)):
+        if path is not None and (name == "trace" or Path(path).is_file()):
+            return {f"{name}_sha256": sha256_of(path)}
+    return {}
 
 
 def _from_trace(spec: WorkloadSpec, path: str, max_model_len: int) -> Workload:

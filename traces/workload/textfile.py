@@ -93,3 +93,18 @@ def _open_text(path: str) -> Iterator[tuple[TextIOWrapper, bool]]:
 
 def _not_text(path: str) -> TraceError:
     return TraceError(f"{path}: not a text file in UTF-8; give a trace as CSV or JSON lines, plain or gzip")
+
+
+def sha256_of(path: str) -> str:
+    """Of a file as it lies there, in hexadecimal digits; "" if it cannot be read any more."""
+    from hashlib import sha256  # 10 ms
+    from pathlib import Path
+
+    digest = sha256()
+    try:
+        with Path(path).open("rb") as stream:
+            while block := stream.read(1 << 20):
+                digest.update(block)
+    except OSError:
+        return ""
+    return digest.hexdigest()
