@@ -340,7 +340,8 @@ def test_weights_that_leave_no_room_are_named_before_a_missing_cost_file() -> No
         ),
         (
             ("workload.generator=poisson", 'workload.prompt={dist="unifrom",low=1,high=2}'),
-            "workload.prompt.dist = 'unifrom': unknown; known are fixed, uniform, exponential; did you mean 'uniform'?",
+            "workload.prompt.dist = 'unifrom': unknown; known are fixed, uniform, exponential, lognormal; "
+            "did you mean 'uniform'?",
         ),
         (
             ("workload.generator=poisson", 'workload.prompt={dist="uniform",low=1}'),

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from sim.cli.main import VERBS
 from tests.command import OWN, POSITIVE, TRACE, batchscope, message_of, settings
 
 
@@ -140,7 +141,7 @@ def test_a_folder_without_the_right_to_write() -> None:
     [
         (
             ("rum",),
-            "unknown command 'rum'; known are demo, run, keys, policies, hardware, calibrate; did you mean 'run'?; "
+            f"unknown command 'rum'; known are {', '.join(VERBS)}; did you mean 'run'?; "
             "see 'batchscope --help'",
         ),
         (

@@ -288,8 +288,8 @@ def test_tables_in_place_of_a_file(run_toml: str) -> None:
     ("keyword", "expected"),
     [
         ("rate_per_s", "rate_per_s: unknown keyword; give overrides=['workload.rate_per_s=VALUE']"),
-        ("modell", "modell: unknown keyword; known are trace, profile, limit, preset, policy, vllm_args, model, hardware, "
-         "cost_model, record, max_time_s; did you mean 'model'?"),
+        ("modell", "modell: unknown keyword; known are trace, profile, limit, preset, policy, vllm_args, model, "
+         "hardware, cost_model, record, max_time_s; did you mean 'model'?"),
     ],
 )  # fmt: skip
 def test_an_unknown_keyword(keyword: str, expected: str) -> None:

@@ -32,12 +32,12 @@ enable_prefix_caching=False, chunked_prefill_enabled=True, compilation_config={"
 V0 = """\
 INFO 11-01 01:33:50 api_server.py:528] vLLM API server version 0.6.3.post1
 INFO 11-01 01:33:50 api_server.py:529] args: Namespace(host=None, port=8000, allowed_origins=['*'], \
-model='meta-llama/Llama-2-13b-hf', block_size=16, swap_space=2, gpu_memory_utilization=0.9, max_num_batched_tokens=None, \
-max_num_seqs=128, preemption_mode='swap', enable_chunked_prefill=None, enable_prefix_caching=False, \
-scheduling_policy='fcfs')
+model='meta-llama/Llama-2-13b-hf', block_size=16, swap_space=2, gpu_memory_utilization=0.9, \
+max_num_batched_tokens=None, max_num_seqs=128, preemption_mode='swap', enable_chunked_prefill=None, \
+enable_prefix_caching=False, scheduling_policy='fcfs')
 INFO 11-01 01:33:52 llm_engine.py:237] Initializing an LLM engine (v0.6.3.post1) with config: \
-model='meta-llama/Llama-2-13b-hf', max_seq_len=4096, tensor_parallel_size=2, quantization=None, enable_prefix_caching=False, \
-chunked_prefill_enabled=False multi_step_stream_outputs=True
+model='meta-llama/Llama-2-13b-hf', max_seq_len=4096, tensor_parallel_size=2, quantization=None, \
+enable_prefix_caching=False, chunked_prefill_enabled=False multi_step_stream_outputs=True
 INFO 11-01 01:34:20 distributed_gpu_executor.py:57] # GPU blocks: 3393, # CPU blocks: 327
 """
 METRICS = """\
