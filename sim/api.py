@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from policies.catalog import Card, ModelShape, card, model
 from policies.core.engine import Engine
@@ -21,73 +21,14 @@ from sim.costs.load import load_cost_model
 from sim.costs.model import CostModel
 from sim.costs.pool import check_fits, kv_pool
 from sim.notes import setup_notes
+from sim.result import Result
 from sim.runs import check_new, make_new
 from sim.world.replica import SwapLink
 from sim.world.services import SimServices
 from sim.world.world import Progress, World
 from traces.workload.source import Workload, build_source
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from traces.metrics.accumulate import RunMetrics
-    from traces.record.read import RunRecord
-
-
-class Result:
-    """What a run gave: ``summary`` (the content of summary.json), ``notices`` for the reader, ``metrics``, and the
-    record as pandas tables if a folder was written.
-
-    ``status`` is that of the summary; ``message`` says in a line why a run did not complete, or that no request could
-    be served.
-    """
-
-    def __init__(
-        self,
-        summary: dict[str, Any],
-        metrics: RunMetrics,
-        message: str,
-        notices: tuple[str, ...],
-        folder: Path | None,
-    ) -> None:
-        self.summary = summary
-        self.metrics = metrics
-        self.status: str = summary["status"]
-        self.message = message
-        self.notices = notices
-        self.folder = folder
-
-    @property
-    def record(self) -> RunRecord:
-        """Tables of the run folder. Raises UserError if none was written (``simulate(..., out=FOLDER)``)."""
-        from traces.record.read import read_run
-
-        if self.folder is None:
-            raise UserError("this run wrote no record; call simulate(..., out='FOLDER')")
-        return read_run(self.folder)
-
-    @property
-    def requests(self) -> pd.DataFrame:
-        """One row a request, columns of ``traces.record.schema.RequestRow``."""
-        return self.record.requests
-
-    @property
-    def steps(self) -> pd.DataFrame | None:
-        """One row a step or quiet run; None below ``record = "steps"``."""
-        return self.record.steps
-
-    @property
-    def exit_code(self) -> int:
-        """What ``batchscope run`` exits with: 0 completed, 2 no request could be served, 3 the engine died or is
-        stuck, 130 interrupted."""
-        if self.status == "completed":
-            return 2 if self.message else 0
-        return 130 if self.status == "interrupted" else 3
-
-    def __repr__(self) -> str:
-        counts, policy = self.summary["requests"], self.summary["policy"]
-        name = policy if ".py:" in policy else self.summary["preset"]
-        return f"<Result {name}: {self.status}, {counts['finished']} of {counts['offered']} finished>"
+__all__ = ["Result", "Setup", "prepare", "run_setup", "simulate"]
 
 
 def simulate(
@@ -103,7 +44,7 @@ def simulate(
     ``config`` is a RunConfig, the path of a RUN.toml, or its tables as a dictionary; ``overrides`` are
     ``"section.key=value"`` strings and ``flags`` the keyword arguments of ``sim.config.load_config`` (trace, policy,
     model, hardware, ...). With ``out`` the record goes into that folder: Parquet tables at the level of ``sim.record``,
-    run.toml and summary.json.
+    run.toml, digest.json and summary.json; without it the result keeps these tables in memory.
 
     Raises a UserError (ConfigError, TraceError, CatalogError, CostFileError) for input that cannot be run. A run that
     the engine does not survive is a result with that ``status``.
@@ -115,7 +56,7 @@ def simulate(
         raise UserError("simulate: give a RunConfig, or a path or tables with overrides and flags, not both")
     if out is not None:
         check_new(Path(out))
-    return run_setup(prepare(config, remarks), out=out, progress=progress)
+    return run_setup(prepare(config, remarks), out=out, progress=progress, keep=True)
 
 
 class Setup(NamedTuple):
@@ -178,19 +119,25 @@ def _num_gpu_blocks(config: RunConfig, shape: ModelShape, device: Card, paramete
 
 
 def run_setup(
-    setup: Setup, *, out: str | Path | None = None, progress: Progress | None = None, interruptible: bool = False
+    setup: Setup,
+    *,
+    out: str | Path | None = None,
+    progress: Progress | None = None,
+    interruptible: bool = False,
+    keep: bool = False,
 ) -> Result:
     """Run what ``prepare`` built, once.
 
     ``interruptible``: the first SIGINT or SIGTERM ends the run at its next step boundary, with status ``interrupted``
-    and a summary of what ran; for the main thread of a command.
+    and a summary of what ran; for the main thread of a command. ``keep``: the result has tables and figures even
+    without ``out``, for some 130 bytes a request.
     """
     from sim.record import RunWriter
 
     sim, policy = setup.config.sim, setup.policy
     started_s = time.monotonic()
     folder = None if out is None else make_new(Path(out))
-    writer = RunWriter(setup, folder)
+    writer = RunWriter(setup, folder, keep=keep)
     engine = Engine(policy, observer=writer.observer, deliver_at_batch_end=setup.options.deliver_at_batch_end)
     world = World(
         engine,
@@ -211,7 +158,8 @@ def run_setup(
             raise
     loop_cpu_s = time.process_time() - loop_started_s
     summary, metrics, message, notices = writer.finish(outcome, loop_cpu_s, started_s)
-    return Result(summary, metrics, message, notices, folder)
+    toml, memory, digest = setup.config.to_toml(), writer.memory, writer.digest
+    return Result(summary, metrics, message, notices, folder, toml=toml, memory=memory, digest=digest)
 
 
 def _skips_ahead(setup: Setup) -> bool:

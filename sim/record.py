@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -17,10 +18,13 @@ from sim.costs.floor import bound_output_tokens_per_s
 from sim.extrapolation import ExtrapolationSink
 from sim.notes import run_notes
 from sim.runs import claim, write_whole
+from sim.step_terms import StepTerms
 from sim.summary import CostModelFacts, RunFacts, build_summary, to_json
 from sim.world.world import Outcome
 from traces.metrics.accumulate import MetricsSink, RunMetrics
+from traces.metrics.digest import DIGEST_NAME, DigestSink
 from traces.record.columns import Columns, TableSink
+from traces.record.memory import MemorySink
 from traces.record.recorder import Recorder
 from traces.workload.source import source_identity
 
@@ -56,9 +60,11 @@ class Tee:
 
 
 class RunWriter:
-    """The observer of one run and its files. ``folder`` None writes none, and keeps only what the summary needs."""
+    """The observer of one run and its files. ``folder`` None writes none, and keeps only what the summary needs;
+    with ``keep`` also ``memory``, the record, and ``digest``, what a page shows. A folder has a digest if the record
+    level leaves out the steps, from which it could be made."""
 
-    def __init__(self, setup: Setup, folder: Path | None) -> None:
+    def __init__(self, setup: Setup, folder: Path | None, *, keep: bool = False) -> None:
         self._setup, self._folder = setup, folder
         if folder is not None:
             claim(folder, setup.config.to_toml())
@@ -71,9 +77,16 @@ class RunWriter:
             delivery=delivery,
         )
         self._extrapolated = ExtrapolationSink(setup.costs)
+        level = "tokens" if record == "decisions" else record
+        self.memory = MemorySink(level) if keep and folder is None else None
+        self.digest: DigestSink | None = None
+        if keep or (folder is not None and record == "requests"):
+            terms = StepTerms(setup.costs, setup.shape, kv.block_size)
+            self.digest = DigestSink(num_gpu_blocks=kv.num_blocks, split=terms, delivery=delivery)
+        kept = [sink for sink in (self.memory, self.digest) if sink is not None]
         self._recorder = Recorder(
             setup.policy,
-            [Columns(self._metrics, self._extrapolated, *self._parquet(record))],
+            [Columns(self._metrics, self._extrapolated, *kept, *self._parquet(level))],
             block_bytes=setup.shape.block_bytes(kv.block_size),
             keep_segments=record in ("tokens", "decisions"),
             deliver_at_batch_end=delivery == "batch_end",
@@ -88,12 +101,12 @@ class RunWriter:
             )
             self.observer = Tee(self._recorder, self._decisions)
 
-    def _parquet(self, record: str) -> Sequence[TableSink]:
+    def _parquet(self, level: str) -> Sequence[TableSink]:
         if self._folder is None:
             return ()
         from traces.record.parquet import ParquetSink
 
-        return (ParquetSink(self._folder, "tokens" if record == "decisions" else record),)
+        return (ParquetSink(self._folder, level),)
 
     def close(self, now_s: float) -> None:
         """The run is over at ``now_s``."""
@@ -132,6 +145,8 @@ class RunWriter:
         facts = self._facts(outcome, metrics, loop_cpu_s, started_s, notes)
         summary = build_summary(facts, metrics)
         if self._folder is not None:
+            if self.digest is not None:
+                write_whole(self._folder / DIGEST_NAME, json.dumps(self.digest.to_dict(), allow_nan=False))
             write_whole(self._folder / "summary.json", to_json(summary))
         return summary, metrics, message, notices
 

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from traces.metrics.accumulate import RunMetrics
+from traces.metrics.groups import Group, Grouping
 
 SCHEMA = 1
 MIN_STEADY_COMPLETIONS = 20
@@ -79,6 +80,7 @@ def build_summary(facts: RunFacts, metrics: RunMetrics) -> dict[str, Any]:
         "throughput": _throughput(facts, metrics),
         **{name: stats and stats._asdict() for name, stats in sorted(metrics.latencies.items())},
         "goodput": _goodput(metrics),
+        "groups": {name: _grouping(groups) for name, groups in metrics.groups.items()} or None,
         "kv": _kv(facts, metrics),
         "preemptions": _preemptions(facts, metrics),
         "steps": _steps(facts, metrics),
@@ -109,6 +111,28 @@ def _throughput(facts: RunFacts, metrics: RunMetrics) -> dict[str, Any]:
 
 def _goodput(metrics: RunMetrics) -> dict[str, Any] | None:
     return _present(metrics.goodput._asdict()) if metrics.goodput else None
+
+
+def _grouping(grouping: Grouping) -> dict[str, Any]:
+    return _present(
+        {
+            "jain_tokens": grouping.jain_tokens,
+            "jain_speed": grouping.jain_speed,
+            "left_out": grouping.left_out or None,
+            "of": {name: _group(group) for name, group in grouping.groups.items()},
+        }
+    )
+
+
+def _group(group: Group) -> dict[str, Any]:
+    return _present(
+        {
+            "requests": {"offered": group.offered, **group.counts},
+            "output_tokens_per_s": group.output_tokens_per_s,
+            **{name: stats and stats._asdict() for name, stats in sorted(group.latencies.items())},
+            "goodput": _present(group.goodput._asdict()) if group.goodput else None,
+        }
+    )
 
 
 def _kv(facts: RunFacts, metrics: RunMetrics) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from traces.record.read import RunRecord, expand_steps, read_run, token_times
 
 FILES = {"requests.parquet", "run.toml", "summary.json"}
 OF_LEVEL = {
-    "requests": FILES,
+    "requests": FILES | {"digest.json"},
     "steps": FILES | {"steps.parquet", "stalls.parquet"},
     "tokens": FILES | {"steps.parquet", "stalls.parquet", "segments.parquet"},
     "decisions": FILES | {"steps.parquet", "stalls.parquet", "segments.parquet", "decisions.jsonl"},

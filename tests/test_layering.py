@@ -17,7 +17,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("policies", "traces", "sim", "gpu_backend", "calibrate")
-LAZY = ("pandas", "pyarrow", "scipy", "torch", "triton")
+LAZY = ("jinja2", "pandas", "plotly", "pyarrow", "scipy", "torch", "triton")
 HEAVY = (*LAZY, "numpy", "simpy")
 TESTING = Path("policies", "testing.py")
 

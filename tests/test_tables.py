@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sim.cli.tables import digits, percent, seconds
+from sim.wording import digits, percent, seconds
 from tests.command import batchscope, chat, own_csv, settings
 
 

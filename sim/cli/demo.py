@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 import click
 
-_PRESETS = ("ft-static", "orca-max", "vllm-0.11")
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sim.result import Result
+
+_PRESETS = {"ft-static": "static batching", "orca-max": "Orca", "vllm-0.11": "paged, vLLM 0.11"}
 _WORKLOAD = (
     "workload.generator=poisson",
     "workload.rate_per_s=10",
     "workload.num_requests=1000",
     'workload.prompt={dist="uniform",low=50,high=200}',
     'workload.output={dist="exponential",mean=250,cap=1500}',
+    "sim.record=tokens",
 )
+FOLDER = Path("batchscope-demo")
+"""Where the report goes, below the current folder."""
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--json", "as_json", is_flag=True, help="Print the three summaries as a JSON list.")
+@click.option("--json", "as_json", is_flag=True, help="Print the three summaries as a JSON list; write no report.")
 def demo(as_json: bool) -> None:
-    """Static, Orca and paged batching side by side: the same 1,000 requests at 10/s, Llama-2-7B on one A100-80GB."""
+    """Static, Orca and paged batching side by side: the same 1,000 requests at 10/s, Llama-2-7B on one A100-80GB.
+
+    Ends with the path of a report, batchscope-demo/report.html, for any browser.
+    """
     import json
 
     from sim.api import prepare, run_setup
@@ -29,7 +43,7 @@ def demo(as_json: bool) -> None:
     for name in _PRESETS:
         setup = prepare(load_config(None, _WORKLOAD, preset=name))
         with ProgressLine(setup.workload.num_requests, label=name) as progress:
-            results.append(run_setup(setup, progress=progress))
+            results.append(run_setup(setup, progress=progress, keep=not as_json))
     summaries = [result.summary for result in results]
     if as_json:
         click.echo(json.dumps(summaries, indent=2, allow_nan=False))
@@ -40,3 +54,22 @@ def demo(as_json: bool) -> None:
     for notice in dict.fromkeys(notice for result in results for notice in result.notices):
         of = [name for name, result in zip(_PRESETS, results, strict=True) if notice in result.notices]
         click.echo(f"note: {'' if len(of) == len(results) else ', '.join(of) + ': '}{notice}")
+    click.echo(f"\nreport: {_report(results)} (open it in any browser)")
+
+
+def _report(results: Sequence[Result]) -> Path:
+    """Write the page into the demo's folder, or into a temporary one where this is no place to write."""
+    from dataclasses import replace
+    from tempfile import mkdtemp
+
+    from sim.report.page import REPORT_NAME, write_page
+
+    views = [
+        replace(result.view, label=f"{words} ({name})")
+        for result, (name, words) in zip(results, _PRESETS.items(), strict=True)
+    ]
+    try:
+        FOLDER.mkdir(exist_ok=True)
+        return write_page(views, FOLDER / REPORT_NAME)
+    except OSError:
+        return write_page(views, Path(mkdtemp(prefix="batchscope-demo-")) / REPORT_NAME)

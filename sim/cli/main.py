@@ -23,6 +23,9 @@ class Verb(NamedTuple):
 VERBS = {
     "demo": Verb("sim.cli.demo:demo", "Static, Orca and paged batching side by side on a built-in workload."),
     "run": Verb("sim.cli.run:run", "Simulate one workload under one policy."),
+    "report": Verb("sim.cli.report:report", "Rebuild the page of a run; write its timeline for Perfetto."),
+    "compare": Verb("sim.cli.compare:compare", "Several runs in one picture, with paired differences."),
+    "explain": Verb("sim.cli.explain:explain", "Who waited for what, and why: one request or one step of a run."),
     "keys": Verb("sim.cli.keys:keys", "List every key of RUN.toml and --set: kind, default, meaning."),
     "traces": Verb("sim.cli.traces:traces", "List workload profiles; inspect, make, convert and fit traces."),
     "policies": Verb("sim.cli.policies:policies", "List and explain presets; check decisions against recorded logs."),

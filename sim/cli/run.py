@@ -22,6 +22,7 @@ import click
     "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Any key of RUN.toml, e.g. engine.max_num_seqs=64."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print summary.json; without --out write no folder.")
+@click.option("--report/--no-report", "page", default=None, help="Write report.html too.  [default: unless --json]")
 def run(
     config: str | None,
     trace: str | None,
@@ -35,6 +36,7 @@ def run(
     out: str | None,
     overrides: tuple[str, ...],
     as_json: bool,
+    page: bool | None,
 ) -> None:
     """Simulate one workload under one policy: CONFIG is a RUN.toml; options and --set come on top of it.
 
@@ -62,14 +64,18 @@ def run(
     setup = prepare(loaded, remarks)
     if out is None and not as_json:
         out = str(make_next(loaded))
+    wanted = out is not None and (not as_json if page is None else page)
     with ProgressLine(setup.workload.num_requests) as progress:
-        result = run_setup(setup, out=out, progress=progress, interruptible=True)
+        result = run_setup(setup, out=out, progress=progress, interruptible=True, keep=wanted)
+    path = result.report() if wanted else None
     if as_json:
         click.echo(to_json(result.summary), nl=False)
     else:
         from sim.cli.tables import run_table
 
         click.echo(run_table(result))
+        if path is not None:
+            click.echo(f"report: {path}")
     if result.exit_code:
         status = "" if result.status == "completed" else f"{result.status}: "
         click.echo(f"batchscope: {status}{result.message}", err=True)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from io import StringIO
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from sim.wording import digits, percent, seconds
 from traces.record.schema import outcome
 
 if TYPE_CHECKING:
@@ -49,24 +50,6 @@ def _value(words: Callable[[float], str], *path: str) -> Row:
         return NOTHING if value is None else Cell(words(value))
 
     return cell
-
-
-def seconds(value_s: float) -> str:
-    """A duration in milliseconds below one second."""
-    return f"{digits(value_s)} s" if value_s >= 0.9995 else f"{digits(value_s * 1e3)} ms"
-
-
-def digits(value: float) -> str:
-    """Three significant digits, thousands grouped."""
-    return f"{value:,.0f}" if isinstance(value, int) or abs(value) >= 999.5 else f"{value:.3g}"
-
-
-def percent(share: float) -> str:
-    """A share in percent; neither 0 % nor 100 % unless it is just that."""
-    value = 100.0 * share
-    if 0.0 < value < 0.1:
-        return "< 0.1 %"
-    return "> 99.9 %" if 99.95 <= value < 100.0 - 1e-9 else f"{digits(value)} %"
 
 
 def _requests(summary: Summary) -> str:
@@ -180,13 +163,13 @@ def _engine(summary: Summary) -> str:
     """The preset, or the class that ran in its place."""
     preset, policy = summary["preset"], summary["policy"]
     name = policy.replace("\\", "/").rpartition("/")[2]
-    return f"{name} (parameters and KV memory of {preset})" if ".py:" in policy else str(preset)
+    return f"{name} (parameters and KV memory of {preset})" if ":" in policy else str(preset)
 
 
 def _short(summary: Summary) -> str:
     """The preset's or the class's name."""
     policy: str = summary["policy"]
-    return policy.rpartition(":")[2] if ".py:" in policy else str(summary["preset"])
+    return policy.rpartition(":")[2] if ":" in policy else str(summary["preset"])
 
 
 def _unserved(summary: Summary) -> list[str]:
@@ -204,14 +187,14 @@ def _reasons(summary: Summary) -> list[str]:
     return ["reasons: " + ", ".join(f"{name} {count:,}" for name, count in reasons.items())] if reasons else []
 
 
-def comparison_table(summaries: Sequence[Summary]) -> str:
-    """Several runs side by side, one column each."""
+def comparison_table(summaries: Sequence[Summary], names: Sequence[str] | None = None) -> str:
+    """Several runs side by side, one column each under its name (that of its policy)."""
     rows = [["requests", *(_requests(summary) for summary in summaries)]]
     rows += [
         [name, *(_with_n(cell, summary) for cell, summary in zip(cells, summaries, strict=True))]
         for name, cells in _rows(summaries)
     ]
-    return render(["", *(_short(summary) for summary in summaries)], rows)
+    return render(["", *(names or [_short(summary) for summary in summaries])], rows)
 
 
 def _with_n(cell: Cell, summary: Summary) -> str:

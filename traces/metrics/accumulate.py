@@ -10,6 +10,7 @@ import numpy as np
 
 from policies.core.request import Slo
 from traces.metrics.goodput import Goodput, goodput
+from traces.metrics.groups import Grouping, groupings
 from traces.metrics.pool import PairPool
 from traces.metrics.queue import Stability, littles_law_error, stability
 from traces.metrics.requests import FINISHED, REJECTED, UNFINISHED, RequestColumns, RequestStore
@@ -73,6 +74,7 @@ class RunMetrics:
     prefix_hit_rate_resumed: float | None
     preemptions: Preemptions
     mean_context_tokens: float | None
+    groups: dict[str, Grouping] = field(repr=False)
     steps: StepMetrics = field(repr=False)
 
 
@@ -130,6 +132,8 @@ class MetricsSink(RowsToColumns):
         ended_s = np.where(requests.outcome == UNFINISHED, np.nan, requests.finish_s)
         resumed = sums["hit_tokens_resumed"] + sums["recomputed_tokens"]
         steps = self._steps.metrics(duration_s, self._max_num_seqs)
+        if limits is not None and all(limit is None for limit in limits):
+            limits = None
         return RunMetrics(
             offered=len(requests.arrival_s),
             counts=self._requests.counts(),
@@ -140,9 +144,7 @@ class MetricsSink(RowsToColumns):
             itl_is_exact=self._gaps.is_exact,
             stability=stability(requests.arrival_s, ended_s, requests.batch_s()),
             littles_law_error=self._littles_law_error(requests),
-            goodput=goodput(requests, limits, duration_s)
-            if limits and any(x is not None for x in limits)
-            else None,
+            goodput=goodput(requests, limits, duration_s) if limits else None,
             prefix_hit_rate_new=_ratio(
                 sums["hit_tokens_new"], int(requests.prompt_tokens[ran].sum(dtype=np.int64))
             ),
@@ -154,6 +156,7 @@ class MetricsSink(RowsToColumns):
                 steps.moved_bytes,
             ),
             mean_context_tokens=requests.mean_context_tokens(),
+            groups=groupings(requests, list(self._requests.clients), limits, duration_s),
             steps=steps,
         )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,7 @@ UNFINISHED = OUTCOMES.index("unfinished")
 Floats = NDArray[np.float64]
 
 _TIMES = ("arrival_s", "first_scheduled_s", "first_token_s", "finish_s", "waited_s")
-_TOKENS = ("prompt_tokens", "output_tokens")
+_COUNTS = ("prompt_tokens", "output_tokens", "client")
 _SUMS = (
     "recompute_preemptions",
     "swap_preemptions",
@@ -33,7 +33,7 @@ _SUMS = (
 @dataclass(frozen=True)
 class RequestColumns:
     """One entry a request, in order of its end. Times are float64 seconds, NaN where it never happened;
-    ``outcome`` indexes ``OUTCOMES``."""
+    ``client`` indexes ``RequestStore.clients``, and ``outcome`` indexes ``OUTCOMES``."""
 
     arrival_s: Floats
     first_scheduled_s: Floats
@@ -42,7 +42,13 @@ class RequestColumns:
     waited_s: Floats
     prompt_tokens: NDArray[np.int32]
     output_tokens: NDArray[np.int32]
+    priority: NDArray[np.int64]
+    client: NDArray[np.int32]
     outcome: NDArray[np.int8]
+
+    def where(self, picked: NDArray[np.bool_]) -> RequestColumns:
+        """The picked requests."""
+        return RequestColumns(*(getattr(self, column.name)[picked] for column in fields(self)))
 
     @property
     def is_finished(self) -> NDArray[np.bool_]:
@@ -86,12 +92,13 @@ class RequestColumns:
 
 
 class RequestStore:
-    """Collects tables of requests; 49 bytes a request."""
+    """Collects tables of requests; 61 bytes a request. ``clients`` are their names, each with its place."""
 
     def __init__(self) -> None:
         self._parts: dict[str, list[NDArray[np.generic]]] = {
-            name: [] for name in (*_TIMES, *_TOKENS, "outcome")
+            name: [] for name in (*_TIMES, *_COUNTS, "priority", "outcome")
         }
+        self.clients: dict[str, int] = {}
         self.reasons: Counter[str] = Counter()
         self.sums: Counter[str] = Counter(dict.fromkeys(_SUMS, 0))
 
@@ -100,8 +107,10 @@ class RequestStore:
         numbers = table.numbers
         for name in _TIMES:
             self._parts[name].append(numbers[name].copy())
-        for name in _TOKENS:
+        for name in _COUNTS[:-1]:
             self._parts[name].append(numbers[name].astype(np.int32))
+        self._parts["client"].append(self._clients(table.client_id))
+        self._parts["priority"].append(numbers["priority"].astype(np.int64))
         outcomes = _outcomes(table.reason)
         self._parts["outcome"].append(outcomes)
         self.reasons.update(table.reason)
@@ -112,9 +121,16 @@ class RequestStore:
     def columns(self) -> RequestColumns:
         """All requests so far."""
         for name, parts in self._parts.items():
-            kind = np.float64 if name in _TIMES else np.int32 if name in _TOKENS else np.int8
-            self._parts[name] = [np.concatenate(parts) if parts else np.empty(0, kind)]
+            self._parts[name] = [np.concatenate(parts) if parts else np.empty(0, _kind(name))]
         return RequestColumns(**{name: parts[0] for name, parts in self._parts.items()})  # type: ignore[arg-type]
+
+    def _clients(self, names: list[str]) -> NDArray[np.int32]:
+        codes = self.clients
+        for name in dict.fromkeys(names):
+            codes.setdefault(name, len(codes))
+        if len(codes) == 1:
+            return np.zeros(len(names), np.int32)
+        return np.fromiter(map(codes.__getitem__, names), np.int32, len(names))
 
     def counts(self) -> dict[str, int]:
         """Number of requests with each outcome, 0 included."""
@@ -122,6 +138,12 @@ class RequestStore:
         for reason, number in self.reasons.items():
             counts[outcome(reason)] += number
         return counts
+
+
+def _kind(name: str) -> str:
+    if name in _TIMES:
+        return "f8"
+    return {"priority": "i8", "outcome": "i1"}.get(name, "i4")
 
 
 def _outcomes(reasons: list[str]) -> NDArray[np.int8]:

@@ -13,11 +13,13 @@ from traces.record.columns import RequestTable, RowsToColumns, StallTable, StepT
 
 Level = Literal["requests", "steps", "tokens"]
 LEVELS = ("requests", "steps", "tokens")
-_FILES = {
+FILES: dict[str, tuple[str, ...]] = {
     "requests": ("requests",),
     "steps": ("requests", "steps", "stalls"),
     "tokens": ("requests", "steps", "stalls", "segments"),
 }
+"""Tables of each level."""
+
 _STRINGS = ["limited_by", "reason", "client_id", "cause"]
 
 
@@ -36,7 +38,7 @@ class ParquetSink(RowsToColumns):
             )
         self._folder = Path(folder)
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._files = _FILES[level]
+        self._files = FILES[level]
         self._writers: dict[str, Any] = {}
 
     def step_table(self, table: StepTable) -> None:
@@ -49,7 +51,7 @@ class ParquetSink(RowsToColumns):
         """Write a batch of requests."""
         self._write("requests", {**table.numbers, "reason": table.reason, "client_id": table.client_id})
         if "segments" in self._files:
-            self._write("segments", _segment_columns(table))
+            self._write("segments", segment_columns(table))
 
     def stall_table(self, table: StallTable) -> None:
         """Write a batch of stalls."""
@@ -115,7 +117,8 @@ def _ends(pa: Any, lengths: NDArray[np.int64]) -> Any:
     return pa.py_buffer(np.concatenate(([0], np.cumsum(lengths))).astype(np.int32))
 
 
-def _segment_columns(table: RequestTable) -> dict[str, Any]:
+def segment_columns(table: RequestTable) -> dict[str, Any]:
+    """The decode segments of a batch of requests, one a row: id, first_token_s, step, steps."""
     lengths = np.fromiter(map(len, table.segments), np.int64, len(table))
     rows = [segment for segments in table.segments for segment in segments]
     return {

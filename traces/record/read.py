@@ -81,7 +81,7 @@ def expand_steps(rows: pd.DataFrame | Sequence[StepRow]) -> pd.DataFrame:
     chunks' emissions and tokens belong to the last step of a row, the bytes moved to its first."""
     import pandas as pd
 
-    table = _step_table(rows)
+    table = step_table(rows)
     steps = expand(table.numbers)
     row, index = steps.row, steps.index
     of_row = {name: column[row] for name, column in table.numbers.items()}
@@ -124,7 +124,8 @@ def token_times(record: RunRecord, request_id: int) -> NDArray[np.float64]:
     return joined[~np.isnan(joined)]
 
 
-def _step_table(rows: pd.DataFrame | Sequence[StepRow]) -> StepTable:
+def step_table(rows: pd.DataFrame | Sequence[StepRow]) -> StepTable:
+    """Rows of steps as the columns that sinks take."""
     if isinstance(rows, Sequence):
         return StepTable.of(rows)
     others = ("limited_by", "residues")

@@ -1,0 +1,237 @@
+"""The finding of a page, in plain sentences made from the run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from policies.core.errors import UserError
+from policies.presets import preset
+from sim.report.view import RunView
+from sim.report.words import CAUSES, OUTCOMES
+from sim.wording import percent, rounded, seconds
+
+Summary = dict[str, Any]
+
+
+def finding(view: RunView) -> list[str]:
+    """Two to four sentences on one run."""
+    return [text for text in (_speed(view), _limit(view.summary), _memory(view.summary), _bound(view.summary)) if text]
+
+
+class Finding(NamedTuple):
+    """Sentences on all runs together, and name and sentences of each one where there are several."""
+
+    lead: list[str]
+    runs: list[tuple[str, str]]
+
+
+def find(views: Sequence[RunView]) -> Finding:
+    """The finding of a page on one run or several."""
+    if len(views) == 1:
+        return Finding(finding(views[0]), [])
+    first = views[0].summary
+    same = {(view.summary["model"], view.summary["hardware"]) for view in views} == {_where(first)}
+    on = f"{first['model']} on {first['hardware']} answers the" if same else "The"
+    lead = [f"{on} same {first['requests']['offered']:,} requests under {_listed([view.label for view in views])}."]
+    best = _most_output(views)
+    if best is not None:
+        lead.append(best)
+    return Finding(lead, [(_named(view), " ".join(_of_one(view))) for view in views])
+
+
+def _where(summary: Summary) -> tuple[str, str]:
+    return summary["model"], summary["hardware"]
+
+
+def _named(view: RunView) -> str:
+    """The label, and what its policy does in a few words."""
+    try:
+        return f"{view.label} ({preset(view.name).summary})"
+    except UserError:
+        return view.label
+
+
+def shared_facts(views: Sequence[RunView]) -> list[tuple[str, str]]:
+    """The facts of all runs: once where they are the same, else with the labels of those that they hold for."""
+    of_views = [facts(view) for view in views]
+    shared = []
+    for name, value in dict.fromkeys(fact for of_view in of_views for fact in of_view):
+        holders = [view.label for view, of_view in zip(views, of_views, strict=True) if (name, value) in of_view]
+        everywhere = len(holders) == len(views)
+        shared.append((name, value if everywhere else f"{', '.join(holders)}: {value}"))
+    order = list(dict.fromkeys(name for name, _ in shared))
+    return sorted(shared, key=lambda fact: order.index(fact[0]))
+
+
+def facts(view: RunView) -> list[tuple[str, str]]:
+    """What a reader must know to trust the figures: what is modelled, on which costs, and who is missing."""
+    summary = view.summary
+    counts = summary["requests"]
+    missing = [f"{counts[name]:,} {words}" for name, words in OUTCOMES.items() if counts[name]]
+    served = f"{counts['finished']:,} of {counts['offered']:,} finished"
+    return [
+        ("Engine modelled", _engine(summary)),
+        ("Model and card", f"{summary['model']} on {summary['hardware']}"),
+        ("How", _side(summary)),
+        ("Step times", _costs(summary)),
+        *([] if summary["status"] == "completed" else [("Status", f"{summary['status']}: the run did not complete")]),
+        ("Requests", "; ".join([served, *missing]) + ("" if missing else "; none refused, aborted or cut off")),
+        ("Keeps up", _keeps_up(view)),
+        *(("Note", note) for note in summary.get("notes", ())),
+    ]
+
+
+def _speed(view: RunView) -> str:
+    summary = view.summary
+    if "ttft_s" not in summary:
+        return f"No request of {view.label} got an answer."
+    ttft = summary["ttft_s"]
+    lead = f"{_load(view)}, {view.name} {_verdict(view)}: half of the requests"
+    if view.at_batch_end:
+        return f"{lead} have their whole answer within {seconds(ttft['p50'])}, 99 % within {seconds(ttft['p99'])}."
+    gap = f", and then a token every {seconds(summary['itl_s']['mean'])} on average" if "itl_s" in summary else ""
+    return f"{lead} see their first token within {seconds(ttft['p50'])}, 99 % within {seconds(ttft['p99'])}{gap}."
+
+
+def _verdict(view: RunView) -> str:
+    growth = view.summary.get("stability", {}).get("queue_slope_per_s", 0.0)
+    return {
+        None: "serves them",
+        True: "keeps up",
+        False: f"does not keep up (its queue grows by {rounded(growth)} requests each second)",
+    }[view.keeps_up]
+
+
+def _load(view: RunView) -> str:
+    workload, table = view.summary["config"]["workload"], view.requests
+    if workload.get("concurrency"):
+        return f"With {workload['concurrency']:,} clients, each waiting for its answer before it asks again"
+    span_s = float(table["arrival_s"].max() - table["arrival_s"].min()) if len(table) > 1 else 0.0
+    return f"At {rounded((len(table) - 1) / span_s)} requests a second" if span_s > 0 else "For this workload"
+
+
+def _limit(summary: Summary) -> str:
+    causes = sorted(summary["limited_by"].items(), key=lambda item: -item[1])
+    if not causes:
+        return ""
+    held = [(cause, share) for cause, share in causes if cause != "arrivals" and share >= 0.01]
+    if not held:
+        return "A new request could get into the batch at nearly every step."
+    cause, share = held[0]
+    rest = [f"for another {percent(other)}, {CAUSES.get(name, name)}" for name, other in held[1:2]]
+    more = f"; {rest[0]}" if rest else ""
+    return f"For {percent(share)} of the time no further request was let in: {CAUSES.get(cause, cause)}{more}."
+
+
+def _memory(summary: Summary) -> str:
+    """What batches and reservations waste, and what preemption costs."""
+    parts = []
+    kv, steps, counts = summary["kv"], summary["steps"], summary["preemptions"]
+    if steps.get("slot_waste", 0.0) > 0.05:
+        parts.append(
+            f"{percent(steps['slot_waste'])} of the batch's slots were spent on answers that had already ended"
+        )
+    if kv.get("fragmentation_mean", 0.0) > 0.2:
+        parts.append(
+            f"{percent(kv['fragmentation_mean'])} of the reserved KV cache was empty, set aside for longer requests"
+        )
+    events = counts["recompute"] + counts["swap"]
+    if events:
+        total = summary["throughput"].get("total_tokens_per_s", 0.0) * summary["duration_s"]
+        again = f", which computed {percent(counts['recomputed_tokens'] / total)} of all tokens again" if total else ""
+        moved = counts["swapped_out_bytes"] + counts["swapped_in_bytes"]
+        price = f", which moved {rounded(moved / 1e9)} GB" if counts["swap"] else again
+        parts.append(f"running requests were pushed out {events:,} times{price}")
+    text = "; ".join(parts)
+    return f"{text[0].upper()}{text[1:]}." if text else ""
+
+
+def _bound(summary: Summary) -> str:
+    rates = summary["throughput"]
+    got, bound = rates.get("output_tokens_per_s"), rates.get("bound_output_tokens_per_s")
+    if not got:
+        return ""
+    against = f", {percent(got / bound)} of what the hardware could do for this mix of lengths" if bound else ""
+    return f"It made {rounded(got)} output tokens a second{against}."
+
+
+def _of_one(view: RunView) -> list[str]:
+    """A run among others: speed, and the one reason that says most."""
+    summary = view.summary
+    if "ttft_s" not in summary:
+        return ["no request got an answer."]
+    what = "answer, which comes as a whole," if view.at_batch_end else "first token"
+    up = {
+        None: "",
+        True: "; it keeps up with the load",
+        False: "; it does not keep up, its queue grows as long as requests come",
+    }[view.keeps_up]
+    speed = f"half of the requests wait at most {seconds(summary['ttft_s']['p50'])} for their {what}"
+    speed += f" and 99 % at most {seconds(summary['ttft_s']['p99'])}{up}."
+    return [speed, *(text for text in (_limit(summary), _memory(summary)) if text)]
+
+
+def _most_output(views: Sequence[RunView]) -> str | None:
+    rates = [(view.summary["throughput"].get("output_tokens_per_s"), view.label) for view in views]
+    known = sorted((rate, label) for rate, label in rates if rate)
+    if len(known) < 2:
+        return None
+    (least, slowest), (most, fastest) = known[0], known[-1]
+    if most < 1.01 * least:
+        return f"All make about {rounded(most)} output tokens a second."
+    return (
+        f"{fastest} makes {rounded(most)} output tokens a second, {rounded(most / least)} times as many as {slowest}"
+        f" ({rounded(least)})."
+    )
+
+
+def _listed(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _engine(summary: Summary) -> str:
+    name, policy = summary["preset"], summary["policy"]
+    try:
+        found = preset(name)
+    except UserError:
+        return f"{name}, policy {policy}"
+    what = f"{found.system} {found.version}: {found.summary} (preset {name})"
+    return f"{policy}, with parameters and memory of {what}" if ":" in policy else what
+
+
+def _side(summary: Summary) -> str:
+    side: str = summary["side"]
+    return {
+        "server-simulated": "simulated, seen from the server: no network, no client",
+        "server-measured": "measured on the server",
+        "client-measured": "measured by the client, network included",
+    }.get(side, side)
+
+
+def _costs(summary: Summary) -> str:
+    costs = summary["cost_model"]
+    text = f"cost model {costs['name']}, version {costs['version']}"
+    error = costs.get("error")
+    if isinstance(error, dict) and "median" in error:
+        text += f"; error on measurements held out: median {percent(error['median'])}, p95 {percent(error['p95'])}"
+    elif error is None:
+        text += "; not validated against measurements"
+    else:
+        text += f"; error {percent(error)}" if isinstance(error, float) else f"; {error}"
+    outside = costs.get("extrapolated_steps", 0)
+    steps = max(summary["steps"]["count"], 1)
+    return text + (f"; {percent(outside / steps)} of the steps lie outside its measured range" if outside else "")
+
+
+def _keeps_up(view: RunView) -> str:
+    verdict = view.summary.get("stability")
+    if verdict is None:
+        closed = view.summary["config"]["workload"].get("concurrency") is not None
+        return "a closed loop has no rate to keep up with" if closed else "not enough data for a verdict"
+    if verdict["stable"]:
+        return "yes: the queue does not grow over the second half of the run"
+    return (
+        f"no: {rounded(verdict['queue_slope_per_s'])} more requests in the system each second, so that the latencies"
+        " below grow with the length of the run"
+    )

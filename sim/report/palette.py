@@ -1,0 +1,63 @@
+"""Colours of policies and of parts: the same on every page, with at least 3:1 contrast on white and on near-black."""
+
+from __future__ import annotations
+
+from zlib import crc32
+
+COLOURS = (
+    "#2f7ed8", "#d2691e", "#1f9560", "#b5539c", "#8a6fd1", "#b8860b", "#1a94a6", "#d64f5b", "#6f8a2a", "#7d7f86",
+    "#a0643c", "#5b8f8f",
+)  # fmt: skip
+"""For lines, areas and bars."""
+
+DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
+MARKERS = ("circle", "square", "diamond", "triangle-up", "x", "cross")
+PATTERNS = ("", "/", "x", ".", "-", "\\", "+", "|")
+"""Fill patterns, so that no part is known by its colour alone."""
+
+_OF_SYSTEM = {
+    "ft-static": 1,
+    "ft-static-early-return": 5,
+    "orca-max": 3,
+    "orca-pow2": 4,
+    "orca-oracle": 7,
+    "vllm-0.11": 0,
+    "vllm-0.33": 6,
+    "vllm-0.6": 2,
+    "vllm-0.6-swap": 8,
+    "vllm-0.6-chunked": 11,
+    "vllm-0.2.7": 10,
+    "sglang-0.4.9": 9,
+}
+
+
+def policy_colour(name: str) -> str:
+    """The colour of a policy: a fixed one for the best known presets, for any other name always the same one."""
+    place = _OF_SYSTEM.get(name)
+    return COLOURS[crc32(name.encode()) % len(COLOURS) if place is None else place]
+
+
+def faded(colour: str, alpha: float) -> str:
+    """The colour, see-through."""
+    red, green, blue = (int(colour[place : place + 2], 16) for place in (1, 3, 5))
+    return f"rgba({red},{green},{blue},{alpha:g})"
+
+
+PARTS = {
+    "linear": 0, "decode_attention": 1, "prefill_attention": 2, "head": 3, "host": 9, "swap": 7, "other": 10,
+    "arrivals": 9, "max_num_seqs": 4, "token_budget": 5, "kv_blocks": 7, "batch": 6, "swapped": 3,
+    "waiting": 9, "prefill": 2, "decode": 0, "preempted": 7,
+    "preemption": 7,
+}  # fmt: skip
+"""Place in ``COLOURS`` of terms, causes and phases."""
+
+
+def part_colour(name: str) -> str:
+    """The colour of a term, a cause or a phase."""
+    return COLOURS[PARTS.get(name, 10)]
+
+
+def part_pattern(name: str) -> str:
+    """Its fill pattern; the commonest parts are plain."""
+    plain = {"linear", "arrivals", "decode"}
+    return "" if name in plain else PATTERNS[1 + PARTS.get(name, 6) % (len(PATTERNS) - 1)]

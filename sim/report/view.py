@@ -1,0 +1,177 @@
+"""A run as a page sees it: summary, requests, digest, and how it is drawn."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from policies.core.errors import BatchscopeError, UserError
+from sim.report.palette import DASHES, policy_colour
+from traces.metrics.digest import DIGEST_NAME, Digest, DigestSink, StepSplit
+from traces.record.columns import StallTable
+from traces.record.read import RunRecord, read_run, step_table
+from traces.record.schema import outcome
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class RunView:
+    """One run. ``label`` tells it from the others on the page, ``name`` is that of its policy, ``dash`` its line."""
+
+    label: str
+    name: str
+    summary: dict[str, Any]
+    record: RunRecord
+    digest: Digest | None
+    toml: str
+    folder: Path | None = None
+    dash: str = "solid"
+
+    @property
+    def colour(self) -> str:
+        """Its policy's colour on every page."""
+        return policy_colour(self.name)
+
+    @property
+    def at_batch_end(self) -> bool:
+        """Whether answers are delivered whole, when their batch ends."""
+        return bool(self.summary["delivery"] == "batch_end")
+
+    @property
+    def keeps_up(self) -> bool | None:
+        """The stability verdict; None where there is none (closed loop, or too little data)."""
+        verdict = self.summary.get("stability")
+        return None if verdict is None else bool(verdict["stable"])
+
+    @cached_property
+    def requests(self) -> pd.DataFrame:
+        """One row a request, by arrival, with its ``outcome``, and ``ttft_s``, ``tpot_s`` and ``e2e_s`` where the
+        metrics of the run count them (docs/metrics.md)."""
+        table = self.record.requests.sort_values(["arrival_s", "id"], kind="stable", ignore_index=True)
+        outcomes = {reason: outcome(str(reason)) for reason in table["reason"].unique()}
+        ended = table["reason"].astype(str).map(outcomes)
+        finished = ended == "finished"
+        gaps = (table["output_tokens"] - 1).where(finished & (table["output_tokens"] > 1))
+        return table.assign(
+            outcome=ended,
+            ttft_s=table["first_token_s"] - table["arrival_s"],
+            tpot_s=(table["finish_s"] - table["first_token_s"]) / gaps,
+            e2e_s=(table["finish_s"] - table["arrival_s"]).where(finished),
+            queue_s=table["first_scheduled_s"] - table["arrival_s"],
+        )
+
+    def values(self, metric: str) -> Floats:
+        """All values of a request metric (ttft_s, tpot_s, e2e_s, queue_s), by arrival of their requests."""
+        column: Floats = self.requests[metric].to_numpy(np.float64)
+        return column[~np.isnan(column)]
+
+
+def load_view(folder: Path | str) -> RunView:
+    """The run in a folder. Raises a UserError where there is none, or it is not complete."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder; give the folder of a run, as --out named it")
+    if not (folder / "summary.json").exists():
+        raise UserError(f"{folder}: no summary.json; give the folder of a run that has ended")
+    record = read_run(folder)
+    assert record.summary is not None
+    digest_path, toml_path = folder / DIGEST_NAME, folder / "run.toml"
+    if digest_path.exists():
+        content: dict[str, Any] | None = json.loads(digest_path.read_text(encoding="utf-8"))
+    else:
+        content = _digest_of(record)
+    toml = toml_path.read_text(encoding="utf-8") if toml_path.exists() else ""
+    return make_view(record, content, toml, folder)
+
+
+def make_view(
+    record: RunRecord, digest: dict[str, Any] | None, toml: str, folder: Path | None = None
+) -> RunView:
+    """The view of a record with a summary."""
+    assert record.summary is not None
+    name = policy_name(record.summary)
+    return RunView(name, name, record.summary, record, Digest(digest) if digest else None, toml, folder)
+
+
+def policy_name(summary: dict[str, Any]) -> str:
+    """The preset's name, or that of the class that ran in its place."""
+    policy: str = summary["policy"]
+    return policy.rpartition(":")[2] if ":" in policy else str(summary["preset"])
+
+
+def side_by_side(views: Sequence[RunView]) -> list[RunView]:
+    """The views with labels and lines that tell them apart; runs with one label are told by their folders."""
+    labels = [view.label for view in views]
+    told = []
+    for number, view in enumerate(views):
+        label = view.label
+        if labels.count(label) > 1:
+            label = f"{label} ({view.folder.name if view.folder else number + 1})"
+        told.append(replace(view, label=label, dash=DASHES[number % len(DASHES)]))
+    labels = [view.label for view in told]
+    return [
+        replace(view, label=f"{view.label} {number + 1}") if labels.count(view.label) > 1 else view
+        for number, view in enumerate(told)
+    ]
+
+
+def _digest_of(record: RunRecord) -> dict[str, Any] | None:
+    """The digest of a record that has steps."""
+    if record.steps is None or record.summary is None:
+        return None
+    summary = record.summary
+    sink = DigestSink(
+        num_gpu_blocks=summary["kv"]["num_gpu_blocks"],
+        split=_split_of(summary),
+        delivery="batch_end" if summary["delivery"] == "batch_end" else "step",
+    )
+    sink.step_table(step_table(record.steps))
+    if record.stalls is not None:
+        stalls = record.stalls
+        gap_s, num_gaps = stalls["gap_s"].to_numpy(), stalls["num_gaps"].to_numpy()
+        sink.stall_table(StallTable(gap_s, num_gaps, stalls["cause"].astype(str).tolist()))
+    return sink.to_dict()
+
+
+def _split_of(summary: dict[str, Any]) -> StepSplit | None:
+    """The terms of the run's cost model; None where it is not there any more."""
+    from policies.catalog import card, model
+    from sim.costs.load import load_cost_model
+    from sim.step_terms import StepTerms
+
+    try:
+        shape, device = model(summary["model"]), card(summary["hardware"])
+        costs = load_cost_model(shape, device, summary["config"]["hardware"]["cost_model"])
+    except (BatchscopeError, KeyError, OSError):
+        return None
+    return StepTerms(costs, shape, summary["kv"]["block_size"])
+
+
+def arrival_and_end_rates(view: RunView, edges_s: Floats) -> tuple[Floats, Floats]:
+    """Arrivals and completions a second between the edges."""
+    widths_s = np.diff(edges_s)
+    table = view.requests
+    ended = table.loc[table["outcome"] == "finished", "finish_s"].to_numpy(np.float64)
+    arrived = table["arrival_s"].to_numpy(np.float64)
+    return np.histogram(arrived, edges_s)[0] / widths_s, np.histogram(ended, edges_s)[0] / widths_s
+
+
+__all__ = [
+    "RunView",
+    "arrival_and_end_rates",
+    "load_view",
+    "make_view",
+    "policy_name",
+    "side_by_side",
+]

@@ -1,0 +1,80 @@
+"""What the program's words mean, for a reader of a page who knows none of them."""
+
+from __future__ import annotations
+
+CAUSES = {
+    "arrivals": "nothing was waiting",
+    "max_num_seqs": "the batch had all the requests it may have (max_num_seqs)",
+    "token_budget": "the tokens of the step were used up (token budget)",
+    "kv_blocks": "there was too little free KV cache",
+    "batch": "the batch in progress had to go on first",
+    "swapped": "swapped-out requests had to come back first",
+}
+"""Why no more requests were let into the batch."""
+
+SHORT_CAUSES = {
+    "arrivals": "nothing waiting",
+    "max_num_seqs": "batch full",
+    "token_budget": "token budget",
+    "kv_blocks": "KV cache full",
+    "batch": "batch in progress",
+    "swapped": "swapped ones first",
+}
+
+TERMS = {
+    "linear": "matrix work and weights",
+    "decode_attention": "attention over the KV cache",
+    "prefill_attention": "attention of prompts",
+    "head": "output head",
+    "host": "host (CPU)",
+    "swap": "swapping",
+    "other": "other",
+}
+"""Terms of a step's time."""
+
+GAP_CAUSES = {
+    "decode": "plain decode step",
+    "prefill": "a prompt was computed in between",
+    "preemption": "preempted, then recomputed",
+    "swap": "swapped out and back in",
+    "batch": "delivered with the whole batch",
+}
+"""Why a gap between two tokens is as long as it is."""
+
+PHASES = {
+    "waiting": "waiting in the queue",
+    "prefill": "computing the prompt (prefill)",
+    "decode": "making tokens (decode)",
+    "preempted": "preempted, waiting to be recomputed",
+    "swapped": "swapped out to CPU memory",
+    "batch": "in the batch; the answer comes at its end",
+}
+"""What happens to a request over its life."""
+
+OUTCOMES = {
+    "rejected": "refused at the door",
+    "aborted": "given up by their clients",
+    "failed": "failed: the KV cache can never hold them",
+    "unfinished": "still under way when the run ended",
+}
+
+METRICS = {
+    "ttft_s": ("TTFT", "time to first token: from arrival to the first token of the answer, queueing included"),
+    "itl_s": ("ITL", "inter-token latency: each single gap between two tokens of an answer"),
+    "tpot_s": ("TPOT", "time per output token: a request's mean gap after its first token"),
+    "e2e_s": ("E2E", "end to end: from arrival to the last token"),
+    "queue_s": ("queue time", "from arrival to the first step that works on the request"),
+}
+"""Short name and meaning of the latencies."""
+
+GLOSSARY = {
+    "step": "one pass of the model over the batch; each running request gains one token, each prompt is read",
+    "prefill": "reading a prompt, before its first token",
+    "decode": "making the answer, one token a step",
+    "batch": "the requests that a step works on together",
+    "KV cache": "GPU memory that holds what the model remembers of each running request; it grows by every token and is"
+    " given out in blocks",
+    "preemption": "a running request is pushed out for lack of KV cache, and is computed again or swapped back later",
+    "scheduling policy": "the rule that decides, before each step, who runs and who waits",
+    "p50, p99": "half, and 99 %, of the samples are at most this large",
+}

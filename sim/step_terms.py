@@ -1,0 +1,81 @@
+"""Where the time of simulated steps goes, by the terms of their cost model, for whole tables of steps."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from policies.core.plan import Chunk
+from traces.record.columns import StepTable
+from traces.record.expand import Expanded
+
+if TYPE_CHECKING:
+    from policies.catalog import ModelShape
+    from sim.costs.model import CostModel
+
+Floats = NDArray[np.float64]
+
+
+class StepTerms:
+    """A ``StepSplit`` by cost model.
+
+    Terms that depend on counts alone are asked for once for each pair of tokens and rows. Decode attention follows
+    from the record (slope times context). What is left of a step with prompts is the attention of these prompts,
+    of any other step what lifts it to the hardware's floor.
+    """
+
+    names = ("linear", "decode_attention", "prefill_attention", "head", "host", "swap", "other")
+
+    def __init__(self, costs: CostModel, shape: ModelShape, block_size: int) -> None:
+        self._costs, self._floor = costs, costs.floor
+        self._pieces, self._block_bytes = shape.swap_pieces_per_block(), shape.block_bytes(block_size)
+        self._known: dict[tuple[int, int, int], tuple[float, ...]] = {}
+
+    def seconds(self, part: StepTable, steps: Expanded) -> Floats:
+        """(terms, steps): seconds of each term in each step."""
+        numbers, row = part.numbers, steps.row
+        emits = np.where(numbers["chunk_tokens"] > 0, np.minimum(numbers["chunk_emits"], 1), -1)
+        sizes = zip(numbers["num_tokens"].tolist(), numbers["num_seqs"].tolist(), emits.tolist(), strict=True)
+        rows = [self._known.get(size) or self._at(size) for size in sizes]
+        linear_s, base_s, head_s, host_s, slope_s = np.array(rows, np.float64).reshape(-1, 5).T[:, row]
+        context = numbers["sum_context"][row] + steps.index * numbers["num_seqs"][row]
+        attention_s = base_s + slope_s * context
+        swap_s = np.where(steps.index == 0, self._swap_s(numbers["moved_bytes"])[row], 0.0)
+        known_s = linear_s + attention_s + head_s + host_s + swap_s
+        rest_s = (steps.end_s - steps.start_s) - known_s
+        prompts = numbers["chunk_tokens"][row] > 0
+        prefill_s, other_s = np.where(prompts, rest_s, 0.0), np.where(prompts, 0.0, rest_s)
+        terms: Floats = np.maximum([linear_s, attention_s, prefill_s, head_s, host_s, swap_s, other_s], 0.0)
+        return terms
+
+    def floor_s(self, part: StepTable, steps: Expanded) -> Floats:
+        """(steps,): bytes over bandwidth or FLOPs over peak. The attention of prompt tokens is left out, which only
+        lowers it."""
+        numbers, row = part.numbers, steps.row
+        body_s, head_s, context_s, token_s, head_row_s, pair_s = self._floor
+        last = steps.index == numbers["steps"][row] - 1
+        num_rows = numbers["num_seqs"][row] + np.where(last, numbers["chunk_emits"][row], 0)
+        context = numbers["sum_context"][row] + steps.index * numbers["num_seqs"][row]
+        read_s = body_s + context_s * context + np.where(num_rows > 0, head_s, 0.0)
+        work_s = token_s * numbers["num_tokens"][row] + head_row_s * num_rows + pair_s * context
+        floor_s: Floats = np.maximum(read_s, work_s)
+        return floor_s
+
+    def _at(self, size: tuple[int, int, int]) -> tuple[float, ...]:
+        """Linear part, decode attention without context, head, host, and the slope of decode attention, of a step of
+        so many tokens and decoding rows; the last number is -1 without prompts, and 1 if a prompt is completed."""
+        num_tokens, num_seqs, emits = size
+        chunks = () if emits < 0 else (Chunk(0, 0, max(num_tokens - num_seqs, 1), emits > 0),)
+        parts = self._costs.parts(num_tokens, num_seqs, 0, 0, chunks)
+        slope_s = self._costs.decode_curve(num_seqs, num_seqs, 0, 0)[1] if num_seqs else 0.0
+        terms = (parts["linear"], parts["decode_attention"], parts["head"], parts["host"], slope_s)
+        self._known[size] = terms
+        return terms
+
+    def _swap_s(self, moved_bytes: NDArray[np.int64]) -> Floats:
+        blocks = moved_bytes // self._block_bytes
+        time_s, size, pieces = self._costs.swap_time_s, self._block_bytes, self._pieces
+        times = [time_s(n * size, n * pieces) if n else 0.0 for n in blocks.tolist()]
+        return np.array(times, np.float64)
