@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from policies.catalog import Card, ModelShape
+from policies.catalog.shapes import WHOLE_BYTES
 from policies.core.errors import CostFileError
 
 
@@ -29,7 +30,7 @@ class Limits(NamedTuple):
 
     def gemm(self, where: str, m: int, n: int, k: int, seconds: float, shape: ModelShape) -> None:
         """Check an m x k by k x n product: its weights are read once."""
-        self.require(where, f"product {m} x {k} x {n}", seconds, n * k * shape.dtype_bytes, 2.0 * m * n * k)
+        self.require(where, f"product {m} x {k} x {n}", seconds, n * k * WHOLE_BYTES, 2.0 * m * n * k)
 
     def linear(
         self, where: str, num_tokens: int, seconds_by_name: Mapping[str, float], shape: ModelShape

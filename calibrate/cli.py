@@ -21,8 +21,9 @@ _ROWS = {
 }
 
 
-def run_fit(data: str, model_name: str, hardware: str, out: str) -> str:
-    """Fit a cost file from the tables in ``data``, write it to ``out``, and return the table of its errors.
+def run_fit(data: str, model_name: str, hardware: str, out: str, tp: int = 1) -> str:
+    """Fit a cost file from the tables in ``data``, write it to ``out``, and return the table of its errors. With ``tp``
+    it is that of one GPU of so many.
 
     ``data`` is the folder of the operator tables or the one above its ``profiles``.
     """
@@ -33,14 +34,14 @@ def run_fit(data: str, model_name: str, hardware: str, out: str) -> str:
         raise CostFileError(
             f"--data {data}: no such folder; name the folder of the operator tables (docs/calibrate.md)"
         )
-    cost_file = fit(model(model_name), card(hardware), folder)
-    write_cost_file(cost_file, Path(out))
+    cost_file = fit(model(model_name), card(hardware), folder, tp)
+    write_json(cost_file, Path(out))
     return f"{describe_fit(cost_file)}\nwritten: {out}"
 
 
-def write_cost_file(cost_file: dict[str, Any], path: Path) -> None:
-    """Write a cost file as JSON, lists on one line."""
-    text = json.dumps(cost_file, indent=1)
+def write_json(content: dict[str, Any], path: Path) -> None:
+    """Write JSON, lists of numbers on one line."""
+    text = json.dumps(content, indent=1)
     try:
         path.write_text(_joined_lists(text) + "\n", encoding="utf-8")
     except OSError as error:
@@ -54,7 +55,9 @@ def describe_fit(cost_file: dict[str, Any]) -> str:
     lines = [f"{cost_file['name']} version {cost_file['version']}: relative error, %"]
     lines.append(f"{'':40}{'median':>8}{'p95':>8}{'max':>8}{'points':>8}")
     for key, title in _ROWS.items():
-        row = cost_file["held_out"][key]
+        row = cost_file["held_out"].get(key)
+        if row is None:
+            continue
         figures = "".join(f"{100 * row[name]:8.2f}" for name in ("median", "p95", "max"))
         lines.append(f"{title:40}{figures}{row['points']:8d}")
     return "\n".join(lines)

@@ -10,29 +10,29 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from calibrate.checks import Limits
-from calibrate.fitting import decode_knots, fit_decode, fit_head, fit_linear, fit_prefill
-from calibrate.profiles import (
+from calibrate.fitting import decode_knots, fit_decode, fit_head, fit_linear, fit_prefill, fit_uneven
+from calibrate.operators import (
     AttentionPoint,
     read_attention,
     read_context_attention,
     read_gemm,
+    read_generation_attention,
     read_linear,
+    read_uneven,
 )
 from calibrate.sources import FitSources, Source, sources_for
 from policies.catalog import Card, ModelShape
 from sim.costs.costfile import SCHEMA
 from sim.costs.floor import floor_of
+from sim.costs.load import shipped_path
+from sim.costs.roofline import swap_term
 from sim.costs.terms import DecodeTerm, HeadTerm, LinearTerm, PrefillTerm, interpolate
 
 HELD_OUT_SEED = 0
-VERSION = 1
+VERSION = 2
+CONTEXTS = (0, 256, 512, 1024, 2048, 4096, 8192)
+"""Knots of decode attention in the context, as far as it was measured."""
 
-SWAP = {
-    "bytes_per_s": 24.8e9,
-    "copy_s": 12e-6,
-    "fixed_s": 0.0,
-}
-"""PCIe 4 to pinned memory in bulk, and one copy of a small piece, as measured on an A100."""
 
 
 class Errors(NamedTuple):
@@ -54,33 +54,37 @@ class Terms(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """The points a fit uses. ``fresh``: prefill without cached tokens; ``cached``: chunks on top of some."""
+    """The points a fit uses. ``fresh``: prefill without cached tokens; ``cached``: chunks on top of some; ``uneven``:
+    see ``fit_uneven``."""
 
     linear: dict[int, list[float]]
     decode: list[AttentionPoint]
     fresh: list[AttentionPoint]
     cached: list[AttentionPoint]
     head: HeadTerm
+    uneven: float
 
 
-def fit(shape: ModelShape, card: Card, profile_dir: Path) -> dict[str, Any]:
-    """The cost file of ``shape`` on ``card`` as a JSON-ready mapping.
+def fit(shape: ModelShape, card: Card, profile_dir: Path, tp: int = 1) -> dict[str, Any]:
+    """The cost file of ``shape`` on ``card``, or on one of a group of ``tp``, as a JSON-ready mapping.
 
     The coefficients are fitted on all points; ``held_out`` states the error on a random third of the points
     of fits that did not see that third. CostFileError names a table or row that cannot be used.
     """
-    sources = sources_for(shape.name, card.name)
+    sources = sources_for(shape.name, card.name, tp)
+    shape = shape.shard(tp)
     measured = _read(profile_dir, sources, shape, card)
-    fitter = _Fitter(shape, card, measured, sources.num_sms)
+    fitter = _Fitter(shape, card, measured, sources)
     terms = fitter.terms(measured.decode, measured.fresh, measured.cached)
     return {
         "schema": SCHEMA,
-        "name": f"{card.name}_{shape.name}",
+        "name": shipped_path(shape.name, card.name, tp).stem,
         "version": VERSION,
         "model": shape.name,
         "card": card.name,
-        "units": "seconds; one layer, but the head once a step",
-        "terms": _terms_json(terms),
+        "tp": tp,
+        "units": "seconds on one GPU, without communication; one layer, but the head once a step",
+        "terms": _terms_json(terms, card),
         "held_out": fitter.report(terms),
         "floor": {key: _round(value) for key, value in floor_of(shape, card)._asdict().items()},
         "provenance": _provenance(profile_dir, sources, card),
@@ -90,25 +94,40 @@ def fit(shape: ModelShape, card: Card, profile_dir: Path) -> dict[str, Any]:
 def _read(folder: Path, sources: FitSources, shape: ModelShape, card: Card) -> Measured:
     limits = Limits(card)
     products = read_gemm(folder / sources.gemm.file, shape.hidden, shape, limits)
+    context, decode = sources.context, folder / sources.decode.file
     return Measured(
         linear=read_linear(folder / sources.linear.file, shape, limits),
-        decode=read_attention(folder / sources.decode.file, "decode", shape, limits),
+        decode=(
+            read_generation_attention(decode, shape, limits, sources.max_num_seqs)
+            if "generation" in decode.name
+            else read_attention(decode, "decode", shape, limits)
+        ),
         fresh=read_context_attention(folder / sources.prefill.file, shape, limits),
-        cached=read_attention(folder / sources.context.file, "prefill", shape, limits),
+        cached=[] if context is None else read_attention(folder / context.file, "prefill", shape, limits),
         head=fit_head(products, shape.vocab),
+        uneven=fit_uneven(read_uneven(_beside(folder, sources.uneven.file))),
     )
+
+
+def _beside(folder: Path, file: str) -> Path:
+    """In the folder of the tables, or in the folder ``e2e`` beside it."""
+    path = folder / file
+    return path if path.exists() else folder.parent / "e2e" / file
 
 
 class _Fitter:
     """Fits on any choice of points and measures the error of the step on any other."""
 
-    def __init__(self, shape: ModelShape, card: Card, measured: Measured, num_sms: int) -> None:
+    def __init__(self, shape: ModelShape, card: Card, measured: Measured, sources: FitSources) -> None:
         self.shape = shape
         self.measured = measured
         self.linear = fit_linear(measured.linear)
         self.floor = floor_of(shape, card)
         largest = max(point.batch for point in measured.decode)
-        self.knots = decode_knots(shape.heads, num_sms, largest)
+        knots = decode_knots(shape.kv_heads, sources.num_sms, largest)
+        self.knots = tuple(sorted({*knots, *sources.knots}))
+        longest = max(point.context for point in measured.decode)
+        self.contexts = tuple(context for context in CONTEXTS if context < 1.5 * longest)
 
     def terms(
         self,
@@ -118,9 +137,10 @@ class _Fitter:
     ) -> Terms:
         """The terms fitted on these points."""
         layer_read_s = self.floor.context_read_s / self.shape.layers
+        even = fit_decode(decode, self._weights(decode), self.knots, self.contexts, layer_read_s)
         return Terms(
             self.linear,
-            fit_decode(decode, self._weights(decode), self.knots, layer_read_s),
+            even._replace(uneven_s=self.measured.uneven * _token_s(even)),
             fit_prefill(fresh, self._weights(fresh), cached, self._weights(cached), layer_read_s),
             self.measured.head,
         )
@@ -132,14 +152,18 @@ class _Fitter:
         return {
             "definition": (
                 "relative error of the whole step (all terms, no host time) on a random third of the"
-                " (batch, context) and (chunk, context) points, predicted from the other two thirds;"
-                " the shipped coefficients are fitted on all points"
+                " (batch, context) and (chunk, context) points, predicted from the other two thirds; the shipped"
+                " coefficients are fitted on all points; a group of GPUs without its communication"
             ),
             "seed": HELD_OUT_SEED,
             "step": _errors_json(everything),
             "step_decode": _errors_json(held_out["decode"]),
             "step_prefill": _errors_json(held_out["prefill"]),
-            "step_chunk_on_context": _errors_json(held_out["chunk_on_context"]),
+            **(
+                {"step_chunk_on_context": _errors_json(held_out["chunk_on_context"])}
+                if self.measured.cached
+                else {}
+            ),
             "linear_between_sizes": _errors_json(_leave_one_out(terms.linear)),
             "decode_attention": _errors_json(self._term(self.measured.decode, _decode_seconds(terms))),
             "prefill_attention": _errors_json(self._term(self.measured.fresh, _prefill_seconds(terms))),
@@ -193,10 +217,15 @@ class _Fitter:
 
 def _decode_seconds(terms: Terms) -> Callable[[AttentionPoint], float]:
     def predict(point: AttentionPoint) -> float:
-        base_s, slope_s = terms.decode.at(point.batch)
-        return base_s + slope_s * point.batch * point.context
+        return interpolate(terms.decode.contexts, terms.decode.at(point.batch), point.context)
 
     return predict
+
+
+def _token_s(decode: DecodeTerm) -> float:
+    """What a token of context costs in a large batch."""
+    first, last = decode.seconds[-1][0], decode.seconds[-1][-1]
+    return (last - first) / (decode.num_seqs[-1] * decode.contexts[-1])
 
 
 def _prefill_seconds(terms: Terms) -> Callable[[AttentionPoint], float]:
@@ -242,7 +271,7 @@ def _round(value: float) -> float:
     return float(f"{value:.6g}")
 
 
-def _terms_json(terms: Terms) -> dict[str, dict[str, Any]]:
+def _terms_json(terms: Terms, card: Card) -> dict[str, dict[str, Any]]:
     def plain(value: Any) -> Any:
         if isinstance(value, tuple):
             return [plain(item) for item in value]
@@ -252,25 +281,32 @@ def _terms_json(terms: Terms) -> dict[str, dict[str, Any]]:
         name: {key: plain(value) for key, value in term._asdict().items()}
         for name, term in terms._asdict().items()
     }
-    return {**fitted, "swap": dict(SWAP)}
+    return {**fitted, "swap": swap_term(card)._asdict()}
 
 
 def _provenance(folder: Path, sources: FitSources, card: Card) -> dict[str, Any]:
+    cached = (
+        {"method": "not measured: a pair with a cached token costs as much as one of two new tokens"}
+        if sources.context is None
+        else _source_json(folder, sources.context)
+    )
     return {
         "linear": _source_json(folder, sources.linear),
         "decode": _source_json(folder, sources.decode),
-        "prefill": {
-            "fresh_chunks": _source_json(folder, sources.prefill),
-            "cached_tokens": _source_json(folder, sources.context),
+        "uneven": {
+            **_source_json(folder, sources.uneven),
+            "method": "ratio to the cost of a token of context in even batches, measured on that card, used here",
         },
+        "prefill": {"fresh_chunks": _source_json(folder, sources.prefill), "cached_tokens": cached},
         "head": {
             **_source_json(folder, sources.gemm),
             "method": "no row has the head's width: interpolated between the nearest widths at equal m, k",
         },
         "swap": {
-            "source": "A100 PCIe 4: bulk copies to pinned memory, and one small copy",
+            "source": "bulk copies to pinned memory and one small copy, as on an A100 with PCIe 4",
             "method": "stated, not fitted",
         },
+        "all_reduce": "sim/costs/links.json, by link of the card and number of GPUs",
         "floor": {"source": f"{card.title}: {card.source}"},
     }
 
@@ -278,7 +314,7 @@ def _provenance(folder: Path, sources: FitSources, card: Card) -> dict[str, Any]
 def _source_json(folder: Path, source: Source) -> dict[str, str]:
     return {
         "file": source.file,
-        "file_sha256": hashlib.sha256((folder / source.file).read_bytes()).hexdigest()[:16],
+        "file_sha256": hashlib.sha256(_beside(folder, source.file).read_bytes()).hexdigest()[:16],
         "origin": source.origin,
         "origin_sha256": source.origin_sha256,
         "licence": source.licence,

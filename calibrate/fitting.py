@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from calibrate.profiles import AttentionPoint, GemmPoint
+from calibrate.operators import AttentionPoint, GemmPoint, UnevenPoint
 from sim.costs.terms import DecodeTerm, HeadTerm, LinearTerm, PrefillTerm, interpolate
 
 if TYPE_CHECKING:
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 TILE_TOKENS = 128
 _TILE_FROM_TOKENS = 2048
+_STRAIGHT = 0.03
+"""Weight of the pull towards straight lines, against a typical point."""
 
 
 def fit_linear(measured: Mapping[int, Sequence[float]]) -> LinearTerm:
@@ -40,10 +42,11 @@ def fit_linear(measured: Mapping[int, Sequence[float]]) -> LinearTerm:
 def decode_knots(heads: int, num_sms: int, largest: int) -> tuple[int, ...]:
     """Batch sizes between which the coefficients of decode attention are interpolated.
 
-    The kernel runs one block a sequence and head, and slows down where these fill another wave: batch x heads
-    = SMs, then every 2 x SMs. Both sides of the first six such jumps are knots; beyond, steps of a third.
+    The kernel runs one block a sequence and head (KV head where these are fewer), and slows down where these fill
+    another wave: batch x heads = SMs, then every 2 x SMs. Both sides of the first six such jumps are knots; beyond,
+    steps of a third.
     """
-    edges = [num_sms / heads, *(2 * wave * num_sms / heads for wave in range(1, 7))]
+    edges = [num_sms / heads / 2, num_sms / heads, *(2 * wave * num_sms / heads for wave in range(1, 7))]
     knots = {1, 2, largest}
     for edge in edges:
         knots |= {math.floor(edge), math.floor(edge) + 1}
@@ -54,27 +57,72 @@ def decode_knots(heads: int, num_sms: int, largest: int) -> tuple[int, ...]:
     return tuple(sorted(knot for knot in knots if 1 <= knot <= largest))
 
 
+def fit_uneven(points: Sequence[UnevenPoint]) -> float:
+    """What a token that the longest sequence has over the mean costs, in the cost of a token of context in a batch of
+    even ones."""
+    # Least squares of what a mixed batch takes more, over what one token a sequence more would take.
+    weighted = [
+        ((point.longest_s - point.mean_s) / point.batch / point.mean_s, point.mixed_s / point.mean_s - 1.0)
+        for point in points
+    ]
+    return max(0.0, sum(x * y for x, y in weighted) / sum(x * x for x, _ in weighted))
+
+
 def fit_decode(
     points: Sequence[AttentionPoint],
     weights: Sequence[float],
     knots: tuple[int, ...],
-    least_slope_s: float,
+    contexts: tuple[int, ...],
+    least_context_s: float,
 ) -> DecodeTerm:
-    """Affine in the sum of contexts for each number of sequences, coefficients linear between knots."""
+    """Linear in the context between ``contexts`` for each number of sequences, linear between ``knots`` in these.
+
+    Unknown are the time without context at each knot and what each segment of the context adds, at least the bytes it
+    reads over the bandwidth. Where points do not tell the segments of a knot apart, a weak pull keeps them straight.
+    """
     import numpy as np
 
     batch = np.array([point.batch for point in points], float)
-    total = np.array([point.batch * point.context for point in points], float)
+    context = np.array([point.context for point in points], float)
     hats = np.array([np.interp(batch, knots, row) for row in np.eye(len(knots))]).T
-    least = [0.0] * len(knots) + [least_slope_s] * len(knots)
-    fitted = _bounded(np.hstack([hats, hats * total[:, None]]), _seconds(points), weights, least)
+    widths = np.diff(np.array(contexts, float))
+    share = (context[:, None] - np.array(contexts[:-1], float)) / widths
+    share = np.column_stack([np.clip(share[:, :-1], 0.0, 1.0), np.maximum(share[:, -1], 0.0)])
+    shape = np.column_stack([np.ones_like(context), share])
+    columns = (hats[:, :, None] * shape[:, None, :]).reshape(len(points), -1)
+    straight = _straightness(len(knots), widths)
+    pull = _STRAIGHT * statistics.median(point.seconds * w for point, w in zip(points, weights, strict=True))
+    scale = [pull / statistics.median(point.seconds for point in points)] * len(straight)
+    least = np.array([[0.0, *(knot * least_context_s * widths)] for knot in knots]).ravel()
+    fitted = least_squares(
+        np.vstack([columns, straight]),
+        np.concatenate([_seconds(points), np.zeros(len(straight))]),
+        [*weights, *scale],
+        list(least),
+    )
+    seconds = np.cumsum(np.array(fitted).reshape(len(knots), -1), axis=1)
     return DecodeTerm(
         num_seqs=knots,
-        base_s=tuple(fitted[: len(knots)]),
-        slope_s=tuple(fitted[len(knots) :]),
+        contexts=contexts,
+        seconds=tuple(tuple(float(value) for value in row) for row in seconds),
         uneven_s=0.0,
         max_context=max(point.context for point in points),
     )
+
+
+def _straightness(num_knots: int, widths: Array) -> Array:
+    """Rows that say that neighbouring segments of a knot are equally steep, scaled to seconds of the wider one."""
+    import numpy as np
+
+    rows = []
+    for knot in range(num_knots):
+        for segment in range(len(widths) - 1):
+            row = np.zeros((num_knots, len(widths) + 1))
+            wider = max(widths[segment : segment + 2])
+            row[knot, segment + 1] = wider / widths[segment]
+            row[knot, segment + 2] = -wider / widths[segment + 1]
+            rows.append(row.ravel())
+    return np.array(rows).reshape(len(rows), -1)
 
 
 def fit_prefill(
@@ -88,15 +136,19 @@ def fit_prefill(
 
     ``fresh`` (chunks without cached tokens) gives the cost of a step, of a chunk, and of its tokens.
     ``cached`` gives only what cached tokens add: each chunk size has an intercept of its own there, which is
-    thrown away, since that table's kernel is older and slower on fresh chunks.
+    thrown away, since that table's kernel is older and slower on fresh chunks. Without ``cached`` a pair of a new and
+    a cached token costs what a pair of new ones does, of which a causal chunk of p tokens has p*p/2.
     """
     import numpy as np
 
     batch = np.array([point.batch for point in fresh], float)
     chunk = np.array([point.chunk for point in fresh], float)
     columns = np.column_stack([np.ones_like(batch), batch, batch * chunk, batch * chunk * chunk])
-    step_s, chunk_s, token_s, square_s = _bounded(columns, _seconds(fresh), fresh_weights, [0.0] * 4)
-    context_s, context_token_s = _fit_cached(cached, cached_weights, least_context_s)[:2]
+    step_s, chunk_s, token_s, square_s = least_squares(columns, _seconds(fresh), fresh_weights, [0.0] * 4)
+    if cached:
+        context_s, context_token_s = _fit_cached(cached, cached_weights, least_context_s)[:2]
+    else:
+        context_s, context_token_s = least_context_s, 2 * square_s
     return PrefillTerm(
         step_s,
         chunk_s,
@@ -105,7 +157,7 @@ def fit_prefill(
         context_token_s,
         square_s,
         max_tokens=max(point.batch * point.chunk for point in fresh),
-        max_context=max(point.context for point in cached),
+        max_context=max((point.context for point in cached), default=0),
     )
 
 
@@ -134,7 +186,7 @@ def _fit_cached(
     sizes = np.unique(chunk)
     intercepts = (chunk[:, None] == sizes[None, :]).astype(float)
     columns = np.column_stack([context, chunk * context, intercepts])
-    return _bounded(columns, _seconds(points), weights, [least_context_s] + [0.0] * (1 + len(sizes)))
+    return least_squares(columns, _seconds(points), weights, [least_context_s] + [0.0] * (1 + len(sizes)))
 
 
 def _seconds(points: Sequence[AttentionPoint]) -> Array:
@@ -143,7 +195,7 @@ def _seconds(points: Sequence[AttentionPoint]) -> Array:
     return np.array([point.seconds for point in points], float)
 
 
-def _bounded(columns: Array, seconds: Array, weights: Sequence[float], least: Sequence[float]) -> list[float]:
+def least_squares(columns: Array, seconds: Array, weights: Sequence[float], least: Sequence[float]) -> list[float]:
     """Weighted least squares with a lower bound a coefficient (non-negative least squares of what exceeds
     it)."""
     import numpy as np

@@ -23,6 +23,24 @@ class Rule(NamedTuple):
     value: Callable[[Mapping[str, Value], Card | None], Value]
 
 
+class HostTime(NamedTuple):
+    """Host time of a step that the device waits for, measured on that system: ``base_s``, ``per_seq_s`` for each
+    sequence, and ``parallel_s`` more where several GPUs work on one model."""
+
+    base_s: float
+    per_seq_s: float
+    source: str
+    parallel_s: float = 0.0
+
+
+class Graphs(NamedTuple):
+    """CUDA graphs: the numbers of tokens recorded, to the next of which a decode step is padded, and any other step
+    too if ``pads_chunks``."""
+
+    sizes: tuple[int, ...]
+    pads_chunks: bool = False
+
+
 class Preset(NamedTuple):
     """A named real system: policy, parameters with that version's defaults, and how answers are delivered.
 
@@ -56,6 +74,7 @@ class Preset(NamedTuple):
     modelled: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
     guarded: tuple[str, ...] = ()
-    host: str | None = None
+    host: HostTime | None = None
+    graphs: Graphs | None = None
     recorded_as: tuple[str, str, str] | None = None
     defaults_of: str | None = None

@@ -41,7 +41,8 @@ def describe(preset: Preset) -> str:
         ("KV memory", _BLOCKS[preset.blocks] + (", block 0 unused" if preset.null_block else "")),
         *_pool(preset),
         ("delivery", _DELIVERY[preset.delivery]),
-        ("host term", preset.host or "none"),
+        ("host term", _host(preset)),
+        ("CUDA graphs", _graphs(preset)),
     ]
     width = max(len(label) for label, _ in facts)
     lines = [f"{preset.name}: {preset.summary}", ""]
@@ -55,6 +56,22 @@ def describe(preset: Preset) -> str:
         "So that a run always ends (engine.faithful = true: as the real engine):", preset.guarded
     )
     return "\n".join(lines)
+
+
+def _host(preset: Preset) -> str:
+    if preset.host is None:
+        return "none"
+    base_s, per_seq_s, source, parallel_s = preset.host
+    parallel = f" + {parallel_s * 1e3:g} ms with several GPUs" if parallel_s else ""
+    return f"{base_s * 1e3:g} ms + {per_seq_s * 1e3:g} ms a sequence{parallel} ({source})"
+
+
+def _graphs(preset: Preset) -> str:
+    if preset.graphs is None:
+        return "none"
+    sizes, pads_chunks = preset.graphs
+    what = "steps" if pads_chunks else "decode steps"
+    return f"{what} of up to {sizes[-1]} tokens are padded to one of {len(sizes)} sizes"
 
 
 def describe_all() -> str:
@@ -90,7 +107,8 @@ def to_dict(preset: Preset) -> dict[str, object]:
         "chunked_policy": preset.chunked_policy,
         "kv_memory": preset.blocks,
         "delivery": preset.delivery,
-        "host": preset.host,
+        "host": preset.host and preset.host._asdict(),
+        "graphs": preset.graphs and preset.graphs._asdict(),
         "defaults": defaults,
         "modelled": list(preset.modelled),
         "left_out": list(preset.left_out),

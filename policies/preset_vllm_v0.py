@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from policies.preset import Preset, Rule, Value
+from policies.preset import Graphs, HostTime, Preset, Rule, Value
 
 if TYPE_CHECKING:
     from policies.catalog import Card
@@ -19,6 +19,22 @@ def _whole_tokens(values: Mapping[str, Value], card: Card | None) -> Value:
 def _tokens(values: Mapping[str, Value], card: Card | None) -> Value:
     return 512 if values["enable_chunked_prefill"] else _whole_tokens(values, card)
 
+
+_GRAPHS = Graphs((1, 2, 4, *range(8, 257, 8)))
+"""Decode steps alone run as graphs; batches beyond 256 do not."""
+
+_HOST_063 = HostTime(
+    2.9e-3,
+    0.06e-3,
+    "fitted to vLLM 0.5.3 on A100 40 GB, LLM-Inference-Bench (Argonne)",
+)
+_HOST_027 = HostTime(
+    0.9e-3,
+    0.043e-3,
+    "scheduling, input preparation, sampling and output processing of vLLM of 2023, Vidur CPU overheads, A100; with"
+    " several GPUs its messages through Ray",
+    parallel_s=7.3e-3,
+)
 
 _DEFAULTS: Mapping[str, Value | Rule] = {
     "max_num_seqs": 256,
@@ -45,12 +61,12 @@ _PADDED = (
 )
 _LEFT_OUT = (
     "beam search and n > 1, delay_factor, the prefix cache",
-    "asynchronous output processing (outputs lag one step on CUDA): no host term",
+    "asynchronous output processing (outputs lag one step on CUDA)",
 )
 _LEFT_OUT_027 = (
     "beam search and n > 1, the prefix cache",
     "preemption_mode is no setting of this version: groups of one sequence are computed again, larger ones swapped",
-    "the order in which the blocks of a request are freed, which is arbitrary; no host term",
+    "the order in which the blocks of a request are freed, which is arbitrary",
 )
 _EXHAUSTED = "a victim for which swap space has no room is computed again (swap_exhausted); the engine dies"
 _SWAPPED_FOR_EVER = (
@@ -90,6 +106,8 @@ def _v063(name: str, summary: str, *modelled: str, chunked: bool = False, policy
         modelled=modelled,
         left_out=_LEFT_OUT,
         guarded=_GUARDED,
+        host=_HOST_063,
+        graphs=_GRAPHS,
         recorded_as=("vllm", "v0", "0.6.3.post1"),
     )
 
@@ -113,6 +131,8 @@ def _v027(name: str, summary: str, mode: str) -> Preset:
         checks_like_vllm=True,
         modelled=(_PREFILL_FIRST, *_MODELLED, *_PADDED),
         left_out=_LEFT_OUT_027,
+        host=_HOST_027,
+        graphs=_GRAPHS,
         guarded=(_EXHAUSTED, _SWAPPED_FOR_EVER),
         recorded_as=("vllm", "v0", "0.2.7"),
     )

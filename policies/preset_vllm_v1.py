@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from policies.preset import Preset, Rule, Value
+from policies.preset import Graphs, Preset, Rule, Value
 
 if TYPE_CHECKING:
     from policies.catalog import Card
@@ -59,6 +59,9 @@ _DEFAULTS_033: Mapping[str, Value | Rule] = {
     "scheduler_reserve_full_isl": True,
     "watermark": 0.0,
 }
+_GRAPHS = Graphs((1, 2, 4, *range(8, 256, 8), *range(256, 513, 16)), pads_chunks=True)
+"""Sizes of servers with 256 sequences and more; any step of up to 512 tokens is padded."""
+
 _DEFAULTS_OF = "the API server"
 """vLLM V1 takes larger ones when its LLM class is used offline."""
 
@@ -111,6 +114,7 @@ def _v011(name: str, summary: str, policy: str, *modelled: str, order: str = "fc
         modelled=(*_MODELLED_011, *modelled),
         left_out=_LEFT_OUT_011,
         guarded=(f"{_OUTGROWN}; the engine starts it over for ever", _NEVER_FITS),
+        graphs=_GRAPHS,
         recorded_as=("vllm", "v1", "0.11.2"),
         defaults_of=_DEFAULTS_OF,
     )
@@ -132,6 +136,7 @@ def _v033(name: str, summary: str, *modelled: str, order: str = "fcfs") -> Prese
         modelled=(*_MODELLED_033, *modelled),
         left_out=_LEFT_OUT_033,
         guarded=(f"{_OUTGROWN}; the engine never admits it, or anybody behind it, again", _NEVER_FITS),
+        graphs=_GRAPHS,
         recorded_as=("vllm", "v1", "0.33.0"),
         defaults_of=_DEFAULTS_OF,
     )

@@ -11,19 +11,18 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from policies.catalog import Card, ModelShape, card, model
+from policies.catalog import Card, ModelShape, card
 from policies.core.engine import Engine
 from policies.core.errors import UserError
 from policies.core.protocols import Policy
 from policies.presets import EngineOptions, Parameters, build_policy, choose, resolve
 from sim.config import RunConfig, load_config
-from sim.costs.load import load_cost_model
 from sim.costs.model import CostModel
 from sim.costs.pool import check_fits, kv_pool
+from sim.machine import costs_of, shape_of, swap_link
 from sim.notes import setup_notes
 from sim.result import Result
 from sim.runs import check_new, make_new
-from sim.world.replica import SwapLink
 from sim.world.services import SimServices
 from sim.world.world import Progress, World
 from traces.workload.source import Workload, build_source
@@ -60,7 +59,7 @@ def simulate(
 
 
 class Setup(NamedTuple):
-    """Everything a run needs, checked and built."""
+    """Everything a run needs, checked and built. ``shape`` is what one GPU holds of the model."""
 
     config: RunConfig
     shape: ModelShape
@@ -77,28 +76,28 @@ class Setup(NamedTuple):
 def prepare(config: RunConfig, remarks: Sequence[str] = ()) -> Setup:
     """Look everything up and build the policy; every user error is raised here. ``remarks`` on the configuration become
     the first notices."""
-    shape, device = model(config.model.name), card(config.hardware.name)
+    shape, device = shape_of(config), card(config.hardware.name)
     chosen, custom = choose(config.engine.preset, config.engine.policy)
     parameters = resolve(
         chosen, config.engine.to_dict(), max_model_len=shape.max_model_len, card=device, custom=custom
     )
     parameters = parameters.with_own(config.policy.to_dict())
     num_gpu_blocks = _num_gpu_blocks(config, shape, device, parameters)
-    costs = load_cost_model(shape, device, config.hardware.cost_model)
+    costs = costs_of(config, shape, device, parameters.preset)
     services = SimServices(costs)
     workload = build_source(config.workload, parameters.max_model_len)
     policy, options = build_policy(
         parameters,
         num_gpu_blocks=num_gpu_blocks,
         kv_bytes_per_token=shape.kv_bytes_per_token,
-        pieces_per_block=shape.swap_pieces_per_block(),
+        pieces_per_block=swap_link(config, shape, 1).pieces_per_block,
         services=services,
     )
     if custom is not None:
         from policies.kit.checked import CheckedPolicy  # built-in policies never pay for it
 
         policy = CheckedPolicy(policy, custom)
-    notices = setup_notes(parameters, workload, remarks)
+    notices = setup_notes(parameters, workload, costs, remarks)
     return Setup(config, shape, device, parameters, costs, services, policy, options, workload, notices)
 
 
@@ -143,7 +142,7 @@ def run_setup(
         engine,
         setup.costs,
         max_model_len=setup.parameters.max_model_len,
-        link=SwapLink(setup.shape.block_bytes(policy.kv.block_size), setup.shape.swap_pieces_per_block()),
+        link=swap_link(setup.config, setup.shape, policy.kv.block_size),
         skip_ahead=_skips_ahead(setup),
         reject_over_length=setup.workload.over_length == "reject",
         progress=progress,

@@ -48,6 +48,8 @@ class Section:
     _keys: ClassVar[dict[str, Key]]
     _meant: ClassVar[Mapping[str, str]] = {}
     """Words that people try, and the key that each of them means."""
+    _refused: ClassVar[Mapping[str, str]] = {}
+    """Keys that people expect and that do not exist, and what to do instead."""
 
     def __init_subclass__(cls) -> None:
         own = {name: value for name, value in vars(cls).items() if isinstance(value, Key)}
@@ -58,6 +60,8 @@ class Section:
     def __init__(self, **values: Any) -> None:
         known = self._keys
         for name in values:
+            if name in self._refused:
+                raise ConfigError(f"{self._table}.{name}: {self._refused[name]}")
             if name not in known:
                 meant = self._meant.get(name)
                 hint = f"; did you mean '{meant}'?" if meant else closest(name, known)

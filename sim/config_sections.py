@@ -20,12 +20,19 @@ _rate = number(at_least=1e-6, at_most=1e9)
 _pause_s = number(at_least=0, at_most=1e9, unit="seconds")
 _count = whole(1)
 _size = whole(0)
+_bits = Kind("16 | 8 | 4", lambda value, where: _one_of((16, 8, 4), value, where))
 _law = Kind(
     '{dist = "fixed", value} | {dist = "uniform", low, high} | {dist = "exponential", mean, cap}'
     ' | {dist = "lognormal", mean, cv, cap}',
     parse_law,
 )
 _max_tokens = Kind('"trace" | "output" | "model" | whole number | "xFACTOR"', check_rule)
+
+
+def _one_of(numbers: tuple[int, ...], value: object, where: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value not in numbers:
+        raise impossible(where, value, f"give one of {', '.join(map(str, numbers))}")
+    return value
 
 
 class WorkloadConfig(Section):
@@ -280,20 +287,44 @@ class EngineConfig(Section):
 
 
 class ModelConfig(Section):
-    """The model, by its name in the catalog."""
+    """The model, by its name in the catalog or by the ``config.json`` of its checkpoint, which then takes the place of
+    the name."""
 
     _table = "model"
 
-    name: str = key(text, "Model of the catalog.", default="llama-2-7b")
+    name: str = key(text, "Model of the catalog; see 'batchscope hardware list'.", default="llama-2-7b")
+    config: str | None = key(text, "config.json of a Hugging Face checkpoint, in place of the name.", default=None)
+    weight_bits: int = key(_bits, "Bits of a weight of the layers' matrices.", default=16)
+    kv_bits: int = key(_bits, "Bits of an element of K and V.", default=16)
 
 
 class HardwareConfig(Section):
-    """The card, by its name in the catalog, and its cost model: ``calibrated`` or a cost file."""
+    """The card, by its name in the catalog, how many of them share a model, and how their times are known.
+
+    Absent, ``cost_model`` is the shipped cost file where there is one, else the roofline.
+    """
 
     _table = "hardware"
+    _refused: ClassVar[Mapping[str, str]] = {
+        "pp": "pipeline stages are not simulated yet; leave it out, or split the model with hardware.tp"
+    }
 
     name: str = key(text, "Card of the catalog; see 'batchscope hardware list'.", default="a100-80gb")
-    cost_model: str = key(text, "calibrated, or the path of a cost file.", default="calibrated")
+    tp: int = key(whole(1, at_most=64), "GPUs of a tensor-parallel group, each with its part of the model.", default=1)
+    cost_model: str | None = key(text, "calibrated, roofline, or the path of a cost file.", default=None)
+    all_reduce: Literal["nccl", "custom"] = key(
+        choice("nccl", "custom"), "Communication of a group: NCCL's, or vLLM's own for small messages.", default="nccl"
+    )
+    host_term: bool = key(boolean, "Add the preset's host time to steps, where it has been measured.", default=True)
+    swap_bytes_per_s: float | None = key(
+        number(above=0, unit="bytes/s"), "Rate of bulk copies between card and host, one way.", default=None
+    )
+    swap_copy_s: float | None = key(
+        number(at_least=0, unit="seconds"), "Least time of one copy to or from the host.", default=None
+    )
+    swap_layout: Literal["layers", "block"] = key(
+        choice("layers", "block"), "A KV block is copied as K and V of each layer apart, or at once.", default="layers"
+    )
 
 
 class SimConfig(Section):

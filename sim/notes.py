@@ -10,19 +10,39 @@ from traces.workload.source import EXACT_LIMITS
 if TYPE_CHECKING:
     from policies.presets import Parameters
     from sim.api import Setup
+    from sim.costs.model import CostModel
     from sim.world.world import Outcome
     from traces.metrics.accumulate import RunMetrics
     from traces.workload.source import Workload
 
 NO_HOST_TERM = "no host term: real servers add host time to every step; TTFT and ITL here are lower bounds"
 
+_BAND = "its times were {p5:.2f} to {p95:.2f} of those measured in 90 % of {runs} published runs"
 
-def setup_notes(parameters: Parameters, workload: Workload, remarks: Sequence[str] = ()) -> tuple[str, ...]:
+
+def setup_notes(
+    parameters: Parameters, workload: Workload, costs: CostModel, remarks: Sequence[str] = ()
+) -> tuple[str, ...]:
     """Notes on what is going to run, after ``remarks`` on its configuration."""
     reads_limits = _reads_limits(parameters)
     notes = [note for note in workload.notices if reads_limits or not note.endswith(EXACT_LIMITS)]
-    host = () if parameters.preset.host else (NO_HOST_TERM,)
-    return (*remarks, *notes, *host)
+    host = () if costs.host.at(1) else (NO_HOST_TERM,)
+    return (*remarks, *notes, *_roofline_note(costs), *host)
+
+
+def _roofline_note(costs: CostModel) -> tuple[str, ...]:
+    band = costs.file.band
+    if band is None:
+        return ()
+    group = f"{costs.shape.name} on {group_name(costs.card.name, costs.shape.tp)}"
+    return (
+        f"cost model: roofline, not calibrated on {group}; {_BAND.format_map(band)}",
+    )
+
+
+def group_name(card: str, tp: int) -> str:
+    """``2 x CARD`` for a group of GPUs, else the card."""
+    return card if tp == 1 else f"{tp} x {card}"
 
 
 def _reads_limits(parameters: Parameters) -> bool:

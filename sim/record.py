@@ -16,7 +16,7 @@ from policies.core.protocols import StepObserver
 from policies.core.request import Request, Slo
 from sim.costs.floor import bound_output_tokens_per_s
 from sim.extrapolation import ExtrapolationSink
-from sim.notes import run_notes
+from sim.notes import group_name, run_notes
 from sim.runs import claim, write_whole
 from sim.step_terms import StepTerms
 from sim.summary import CostModelFacts, RunFacts, build_summary, to_json
@@ -184,13 +184,15 @@ class RunWriter:
             preset=parameters.preset.name,
             policy=parameters.custom or type(setup.policy).__name__,
             model=setup.shape.name,
-            hardware=setup.card.name,
+            hardware=group_name(setup.card.name, setup.shape.tp),
             config=setup.config.to_dict() | {"parameters": dict(parameters.values)} | source_identity(setup.config.workload),
             num_gpu_blocks=kv.num_gpu_blocks,
             block_size=kv.block_size,
             cost_model=CostModelFacts(
                 costs.name,
                 costs.version,
+                costs.file.kind,
+                costs.file.band,
                 costs.file.held_out.get("step"),
                 self._extrapolated.steps,
                 self._extrapolated.shares(),

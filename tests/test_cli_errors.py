@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from policies.catalog import models
 from policies.presets import presets
+from sim.config_sections import HardwareConfig
 from tests.command import OWN, POSITIVE, TRACE, message_of, settings
 
 KNOWN = (
@@ -136,7 +138,7 @@ def test_traces_that_are_not_there() -> None:
         (("--model", "llama-2-7"), "unknown model 'llama-2-7'; did you mean 'llama-2-7b'?"),
         (
             ("--model", "x"),
-            "unknown model 'x'; known: llama-2-7b, llama-2-13b, llama-2-70b, llama-3-8b, llama-3-70b",
+            f"unknown model 'x'; known: {', '.join(shape.name for shape in models())}",
         ),
         (("--hardware", "a100"), "unknown card 'a100'; did you mean 'a100-80gb'?"),
         (
@@ -146,7 +148,7 @@ def test_traces_that_are_not_there() -> None:
         ),
         (
             settings("hardware.nam=a100-80gb"),
-            "hardware.nam: unknown key; known are name, cost_model; did you mean 'name'?",
+            f"hardware.nam: unknown key; known are {', '.join(HardwareConfig.all_keys())}; did you mean 'name'?",
         ),
         (
             settings("engine.max_num_seqs=3", "engine.max_num_seqs=4"),

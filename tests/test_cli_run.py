@@ -24,7 +24,7 @@ COUNTS = {
         *("recompute", "swap", "swap_exhausted", "recomputed_tokens"),
         *("swapped_out_bytes", "swapped_in_bytes"),
     },
-    "cost_model": {"name", "version", "error", "extrapolated_steps", "extrapolated_share"},
+    "cost_model": {"name", "version", "kind", "error", "extrapolated_steps", "extrapolated_share"},
     "wall": {"cpu_s", "wall_s", "requests_per_cpu_s"},
 }
 BLOCKS = COUNTS | {

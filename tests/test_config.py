@@ -79,8 +79,10 @@ def test_defaults() -> None:
             "seed": 0,
         },
         "engine": {"preset": "vllm-0.11", "faithful": False},
-        "model": {"name": "llama-2-7b"},
-        "hardware": {"name": "a100-80gb", "cost_model": "calibrated"},
+        "model": {"name": "llama-2-7b", "weight_bits": 16, "kv_bits": 16},
+        "hardware": {
+            "name": "a100-80gb", "tp": 1, "all_reduce": "nccl", "host_term": True, "swap_layout": "layers"
+        },
         "sim": {"record": "requests"},
         "slo": {},
     }
@@ -147,8 +149,14 @@ POSITIVE = "give a whole number of at least 1"
             "worklod: unknown section; known are workload, engine, model, hardware, sim, slo, policy; "
             "did you mean 'workload'?",
         ),
-        ("model.nam=x", "model.nam: unknown key; known are name; did you mean 'name'?"),
-        ("hardware.tp=2", "hardware.tp: unknown key; known are name, cost_model"),
+        (
+            "model.nam=x",
+            "model.nam: unknown key; known are name, config, weight_bits, kv_bits; did you mean 'name'?",
+        ),
+        (
+            "hardware.pp=2",
+            "hardware.pp: pipeline stages are not simulated yet; leave it out, or split the model with hardware.tp",
+        ),
         ("engine=3", "--set engine=3: write section.key=value, for example engine.max_num_seqs=64"),
         (
             "engine.faithful",

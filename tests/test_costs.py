@@ -14,7 +14,7 @@ from policies.core.errors import ConfigError, ContractError
 from policies.core.plan import Chunk
 from sim.costs.floor import bound_output_tokens_per_s, floor_of
 from sim.costs.load import load_cost_model
-from sim.costs.model import NO_KNOT, CostModel
+from sim.costs.model import CostModel
 from sim.costs.pool import kv_pool
 from sim.costs.terms import HostTerm
 
@@ -67,10 +67,24 @@ def test_prefill_attention_and_head_are_the_measured_sizes() -> None:
 def test_a_decode_step_is_the_first_step_of_its_curve(num_seqs: int, context: int, padding: int) -> None:
     total, num_tokens = num_seqs * context, num_seqs + padding
     base_s, slope_s, steps = COSTS.decode_curve(num_seqs, num_tokens, total, context)
-    assert steps == NO_KNOT
     assert COSTS.step_time_s(num_tokens, num_seqs, total, context, ()) == base_s + slope_s * total
-    later = total + 7 * num_seqs
-    assert COSTS.step_time_s(num_tokens, num_seqs, later, context + 7, ()) == base_s + slope_s * later
+    last = total + min(7, steps - 1) * num_seqs
+    assert COSTS.step_time_s(num_tokens, num_seqs, last, last // num_seqs, ()) == base_s + slope_s * last
+
+
+@given(batches, st.integers(0, 9000))
+def test_a_curve_ends_where_the_context_reaches_a_knot(num_seqs: int, total: int) -> None:
+    base_s, slope_s, steps = COSTS.decode_curve(num_seqs, num_seqs, total, total)
+    assert steps >= 1
+    knots = [knot * num_seqs for knot in COSTS.file.decode.contexts[1:-1]]
+    ends = [knot for knot in knots if knot > total]
+    assert steps > 1 << 40 if not ends else total + (steps - 1) * num_seqs < ends[0] <= total + steps * num_seqs
+    # The time is continuous there: the next curve begins where this one would have gone on.
+    if ends and steps < 9_000:
+        after = total + steps * num_seqs
+        here_s = base_s + slope_s * ends[0]
+        next_base_s, next_slope_s, _ = COSTS.decode_curve(num_seqs, num_seqs, after, total + steps)
+        assert next_base_s + next_slope_s * ends[0] == pytest.approx(here_s, rel=1e-9)
 
 
 @given(batches, contexts, st.lists(st.tuples(st.integers(1, 4096), contexts, st.booleans()), max_size=4))
@@ -105,7 +119,7 @@ def test_no_mixed_step_is_under_the_floor(num_seqs: int, context: int, tokens: i
 
 def test_a_cost_file_faster_than_the_card_is_lifted_to_the_floor() -> None:
     file = COSTS.file
-    decode = file.decode._replace(slope_s=(0.0,) * len(file.decode.slope_s))
+    decode = file.decode._replace(seconds=tuple((0.0,) * len(row) for row in file.decode.seconds), uneven_s=0.0)
     linear = file.linear._replace(seconds=(1e-9,) * len(file.linear.seconds))
     fast = CostModel(file._replace(decode=decode, linear=linear), SHAPE, CARD)
     base_s, slope_s, _ = fast.decode_curve(4, 4, 0, 0)
@@ -130,11 +144,14 @@ def test_tokens_beyond_the_table_cost_whole_tiles() -> None:
 
 
 def test_sequences_beyond_the_table_cost_in_line() -> None:
-    def base_s(num_seqs: int) -> float:
-        return COSTS.file.decode.at(num_seqs)[0]
+    decode = COSTS.file.decode
 
-    assert base_s(300) - base_s(200) == pytest.approx(base_s(400) - base_s(300))
-    assert COSTS.file.decode.at(400)[1] == COSTS.file.decode.at(128)[1]
+    def token_s(num_seqs: int) -> float:
+        row = decode.at(num_seqs)
+        return (row[-1] - row[0]) / (num_seqs * decode.contexts[-1])
+
+    assert decode.at(300)[0] - decode.at(200)[0] == pytest.approx(decode.at(400)[0] - decode.at(300)[0])
+    assert token_s(400) == pytest.approx(token_s(128))
 
 
 def test_the_largest_measured_step_is_known() -> None:
@@ -156,6 +173,7 @@ def test_uneven_contexts_cost_more_when_the_file_says_so() -> None:
     uneven = CostModel(COSTS.file._replace(decode=decode), SHAPE, CARD)
     even_s = uneven.step_time_s(4, 4, 400, 100, ())
     assert even_s == pytest.approx(COSTS.step_time_s(4, 4, 400, 100, ()))
+    assert COSTS.step_time_s(4, 4, 400, 300, ()) > even_s
     assert uneven.step_time_s(4, 4, 400, 300, ()) - even_s == pytest.approx(32 * 1e-9 * 200)
 
 

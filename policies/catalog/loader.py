@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 from policies.catalog.shapes import Card, ModelShape
 from policies.core.errors import CatalogError, closest
 
-CARD_SOURCE = "vendor data sheet, nominal"
 _GIB = 1 << 30
 _T = TypeVar("_T")
 
@@ -62,7 +61,10 @@ def _cards() -> dict[str, Card]:
             flops_per_s=fields["tflops"] * 1e12,
             bytes_per_s=fields["gb_per_s"] * 1e9,
             memory_bytes=round(fields["memory_gib"] * _GIB),
-            source=CARD_SOURCE,
+            source=fields["source"],
+            fp8=fields.get("fp8", False),
+            link=fields["link"],
+            host_bytes_per_s=fields["host_gb_per_s"] * 1e9,
         )
         for name, fields in _read("cards.json").items()
     }

@@ -40,17 +40,24 @@ class Floor(NamedTuple):
 
 
 def floor_of(shape: ModelShape, card: Card) -> Floor:
-    """The floor of a model on one card."""
-    head_bytes = shape.head_parameters * shape.dtype_bytes
-    flops_s = 2.0 / card.flops_per_s
+    """The floor of a model on one card, or of one GPU's part of it.
+
+    8-bit matrices and attention over 8-bit KV may run at the doubled rate of cards that have it; 4-bit weights are
+    unpacked and multiply at the 16-bit rate.
+    """
     return Floor(
-        body_read_s=(shape.read_bytes - head_bytes) / card.bytes_per_s,
-        head_read_s=head_bytes / card.bytes_per_s,
+        body_read_s=(shape.read_bytes - shape.head_bytes) / card.bytes_per_s,
+        head_read_s=shape.head_bytes / card.bytes_per_s,
         context_read_s=shape.kv_bytes_per_token / card.bytes_per_s,
-        token_s=shape.layers * shape.layer_matrix_parameters * flops_s,
-        head_row_s=shape.head_parameters * flops_s,
-        pair_s=2 * shape.layers * shape.heads * shape.head_dim * flops_s,
+        token_s=shape.layers * shape.layer_matrix_parameters * 2.0 / rate_of(card, shape.weight_bits),
+        head_row_s=shape.head_parameters * 2.0 / card.flops_per_s,
+        pair_s=2 * shape.layers * shape.heads * shape.head_dim * 2.0 / rate_of(card, shape.kv_bits),
     )
+
+
+def rate_of(card: Card, bits: int) -> float:
+    """FLOPs a second of products of so many bits: 8-bit ones at twice the 16-bit rate where the card has them."""
+    return card.flops_per_s * (2.0 if bits == 8 and card.fp8 else 1.0)
 
 
 def bound_output_tokens_per_s(

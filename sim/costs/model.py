@@ -1,47 +1,69 @@
-"""The calibrated cost model: seconds of a step from the terms of a cost file, never below the card's floor.
+"""The cost model: seconds of a step from the terms of a cost file, never below the card's floor.
 
-    step = L x (linear(tokens) + decode attention + prefill attention) + head(rows that yield a token) + host
+    step = L x (linear(tokens) + 2 x all-reduce(tokens) + decode attention + prefill attention)
+           + head(rows that yield a token) + host
 
-The hot methods run some 100,000 times in a run, so every term is tabulated on first use.
+of one GPU of the group. For a fixed number of sequences decode attention is piecewise linear in the sum of contexts,
+so that a quiet run is summed exactly between two knots. The hot methods run some 100,000 times in a run, so every term
+is tabulated on first use.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from policies.catalog import Card, ModelShape
+from policies.catalog.shapes import WHOLE_BYTES
 from policies.core.errors import ContractError
 from policies.core.plan import Chunk
 from sim.costs.costfile import CostFile
 from sim.costs.floor import floor_of
-from sim.costs.terms import HostTerm
+from sim.costs.terms import AllReduceTerm, GraphTerm, HostTerm
 
-NO_KNOT = 1 << 40
-"""Steps of a curve that has no knot ahead."""
+NO_KNOT = 1 << 60
+"""Sum of contexts that no step has: where the last segment ends."""
 
 NO_HOST = HostTerm()
+NO_GRAPHS = GraphTerm()
+ONE_GPU = AllReduceTerm()
 _T = TypeVar("_T")
+_Segments = tuple[tuple[int, ...], tuple[float, ...], tuple[float, ...]]
+"""Of a piecewise linear function of the sum of contexts: the sums at which segments end, base and slope of each."""
 
 
 class CostModel:
-    """Seconds of steps, swaps and recomputations of one model on one card.
+    """Seconds of steps, swaps and recomputations of one model on one card, or on a group of ``shape.tp`` of them.
 
-    It answers the three questions of ``policies.core.protocols.Services`` that are about time.
-    ``largest_step`` says how far it was measured.
+    It answers the three questions of ``policies.core.protocols.Services`` that are about time. ``shape`` is one GPU's
+    part of the model. ``largest_step`` says how far it was measured.
     """
 
-    def __init__(self, file: CostFile, shape: ModelShape, card: Card, host: HostTerm = NO_HOST) -> None:
+    def __init__(
+        self,
+        file: CostFile,
+        shape: ModelShape,
+        card: Card,
+        host: HostTerm = NO_HOST,
+        *,
+        graphs: GraphTerm = NO_GRAPHS,
+        all_reduce: AllReduceTerm = ONE_GPU,
+    ) -> None:
         self.file = file
         self.shape = shape
         self.card = card
         self.host = host
+        self.graphs = graphs
+        self.all_reduce = all_reduce
         self.floor = floor_of(shape, card)
         layers = shape.layers
-        self._linear: _Table[float] = _Table(lambda n: layers * file.linear.at(_positive(n)))
-        self._decode: _Table[tuple[float, float]] = _Table(self._decode_at)
+        chunk_graphs = graphs if graphs.pads_chunks else NO_GRAPHS
+        self._decode_linear: _Table[float] = _Table(lambda n: self._token_s(graphs.padded(n)))
+        self._linear: _Table[float] = _Table(lambda n: self._token_s(chunk_graphs.padded(n)))
+        self._decode: _Table[_Segments] = _Table(self._decode_segments)
         self._head: _Table[float] = _Table(file.head.at)
-        self._curves: dict[tuple[int, int], tuple[float, float, int]] = {}
+        self._curves: dict[tuple[int, int], _Segments] = {}
         self._uneven_s = layers * file.decode.uneven_s
         prefill = file.prefill
         self._prefill_step_s = layers * prefill.step_s
@@ -66,18 +88,18 @@ class CostModel:
     def decode_curve(
         self, num_seqs: int, num_tokens: int, sum_context: int, max_context: int
     ) -> tuple[float, float, int]:
-        """(base_s, slope_s, steps) of a quiet run.
+        """(base_s, slope_s, steps) of a quiet run, up to the next knot of the context.
 
         Step i < steps lasts ``base_s + slope_s * (sum_context + i * num_seqs)``.
-        ``num_seqs`` sequences decode; ``num_tokens`` rows are charged to the linear part (padding included).
+        ``num_seqs`` sequences decode; ``num_tokens`` rows are charged to the linear part.
         """
-        curve = self._curves.get((num_seqs, num_tokens))
-        if curve is None:
-            curve = self._curves[num_seqs, num_tokens] = self._curve(num_seqs, num_tokens)
-        if self._uneven_s:
-            uneven_s = self._uneven_s * (max_context - sum_context / num_seqs)
-            return curve[0] + uneven_s, curve[1], curve[2]
-        return curve
+        ends, bases, slopes = self._curves.get((num_seqs, num_tokens)) or self._add_curve(num_seqs, num_tokens)
+        place = bisect_right(ends, sum_context)
+        return (
+            bases[place] + self._uneven_s * (max_context - sum_context / num_seqs),
+            slopes[place],
+            -((sum_context - ends[place]) // num_seqs),
+        )
 
     def step_time_s(
         self, num_tokens: int, num_seqs: int, sum_context: int, max_context: int, chunks: Sequence[Chunk]
@@ -121,7 +143,7 @@ class CostModel:
     def largest_step(self) -> tuple[int, int, int]:
         """Most tokens of a step, most decoding sequences, and longest mean context that were measured."""
         decode = self.file.decode
-        return int(self.file.linear.num_tokens[-1]), int(decode.num_seqs[-1]), int(decode.max_context)
+        return self.file.linear.num_tokens[-1], decode.num_seqs[-1], decode.max_context
 
     def parts(
         self, num_tokens: int, num_seqs: int, sum_context: int, max_context: int, chunks: Sequence[Chunk] = ()
@@ -130,8 +152,11 @@ class CostModel:
         prefill = self.file.prefill
         num_rows = num_seqs + sum(chunk.emits for chunk in chunks)
         prefill_s = sum(self.shape.layers * prefill.at(chunk.num_tokens, chunk.start) for chunk in chunks)
+        graphs = self.graphs if self.graphs.pads_chunks or not chunks else NO_GRAPHS
+        padded = graphs.padded(num_tokens)
         parts = {
-            "linear": self._linear[num_tokens],
+            "linear": self._token_s(padded) - self._all_reduces_s(padded),
+            "all_reduce": self._all_reduces_s(padded),
             "decode_attention": self._decode_s(num_seqs, sum_context, max_context) if num_seqs else 0.0,
             "prefill_attention": prefill_s + (self._prefill_step_s if chunks else 0.0),
             "head": self._head[num_rows],
@@ -140,23 +165,53 @@ class CostModel:
         total_s = self.step_time_s(num_tokens, num_seqs, sum_context, max_context, chunks)
         return {**parts, "floor": max(0.0, total_s - sum(parts.values()))}
 
-    def _decode_at(self, num_seqs: int) -> tuple[float, float]:
-        base_s, slope_s = self.file.decode.at(_positive(num_seqs))
+    def _token_s(self, num_tokens: int) -> float:
+        """What all layers take by the number of tokens alone."""
+        return self.shape.layers * self.file.linear.at(_positive(num_tokens)) + self._all_reduces_s(num_tokens)
+
+    def _all_reduces_s(self, num_tokens: int) -> float:
+        """Two a layer, after attention and after the MLP, of the 16-bit hidden states."""
+        return 2 * self.shape.layers * self.all_reduce.at(num_tokens * self.shape.hidden * WHOLE_BYTES)
+
+    def _decode_segments(self, num_seqs: int) -> _Segments:
         layers = self.shape.layers
-        least_s = max(self.floor.context_read_s, self.floor.pair_s)
-        return layers * base_s, max(layers * slope_s, least_s)
+        seconds = [layers * value for value in self.file.decode.at(_positive(num_seqs))]
+        return self._segments(num_seqs, seconds)
+
+    def _segments(self, num_seqs: int, seconds: Sequence[float]) -> _Segments:
+        """Through ``seconds`` at each context knot; the last segment is at least as steep as the floor, so that it
+        never crosses it."""
+        sums = [num_seqs * context for context in self.file.decode.contexts]
+        slopes = [
+            (right_s - left_s) / (right - left)
+            for left, right, left_s, right_s in zip(sums, sums[1:], seconds, seconds[1:], strict=False)
+        ]
+        slopes[-1] = max(slopes[-1], self.floor.context_read_s, self.floor.pair_s)
+        bases = [value - slope * total for total, value, slope in zip(sums, seconds, slopes, strict=False)]
+        return (*sums[1:-1], NO_KNOT), tuple(bases), tuple(slopes)
 
     def _decode_s(self, num_seqs: int, sum_context: int, max_context: int) -> float:
-        base_s, slope_s = self._decode[num_seqs]
-        uneven_s = self._uneven_s * (max_context - sum_context / num_seqs) if self._uneven_s else 0.0
-        return base_s + slope_s * sum_context + uneven_s
+        ends, bases, slopes = self._decode[num_seqs]
+        place = bisect_right(ends, sum_context)
+        uneven_s = self._uneven_s * (max_context - sum_context / num_seqs)
+        return bases[place] + slopes[place] * sum_context + uneven_s
 
-    def _curve(self, num_seqs: int, num_tokens: int) -> tuple[float, float, int]:
-        """Base and slope are each at least their floor, so that the curve cannot cross it at any context."""
-        base_s, slope_s = self._decode[num_seqs]
-        device_s = self._linear[num_tokens] + base_s + self._head[num_seqs]
-        device_s = max(device_s, self.floor.step_s(num_tokens, num_seqs, 0, 0))
-        return device_s + self.host.at(num_seqs), slope_s, NO_KNOT
+    def _add_curve(self, num_seqs: int, num_tokens: int) -> _Segments:
+        """The whole step. It is lifted to the floor at each knot: between two of them the floor, which is convex, lies
+        below the line."""
+        decode, floor = self.file.decode, self.floor
+        base_s = self._decode_linear[num_tokens] + self._head[num_seqs]
+        seconds = [
+            max(
+                base_s + self.shape.layers * value,
+                floor.step_s(num_tokens, num_seqs, num_seqs * context, num_seqs * context),
+            )
+            for context, value in zip(decode.contexts, decode.at(_positive(num_seqs)), strict=True)
+        ]
+        ends, bases, slopes = self._segments(num_seqs, seconds)
+        host_s = self.host.at(num_seqs)
+        curve = self._curves[num_seqs, num_tokens] = ends, tuple(base_s + host_s for base_s in bases), slopes
+        return curve
 
 
 class _Table(dict[int, _T]):

@@ -30,9 +30,10 @@ class KvPool(NamedTuple):
 
 
 def activation_bytes(shape: ModelShape, max_num_batched_tokens: int, max_num_seqs: int) -> int:
-    """Assumed peak of activations: 16-bit hidden and MLP buffers of the widest step, and 8 bytes a logit."""
+    """Assumed peak of activations: 16-bit hidden and MLP buffers of the widest step, and 8 bytes a logit, of which
+    each GPU of a group gets all."""
     buffers = max_num_batched_tokens * (4 * shape.hidden + 4 * shape.intermediate) * 2
-    return buffers + max_num_seqs * shape.vocab * 8
+    return buffers + max_num_seqs * shape.vocab * shape.tp * 8
 
 
 def kv_pool(

@@ -3,7 +3,7 @@ exact piecewise-linear arithmetic in plain Python."""
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -34,19 +34,39 @@ class LinearTerm(NamedTuple):
 
 
 class DecodeTerm(NamedTuple):
-    """Decode attention: ``base_s + slope_s * sum_context``, both piecewise linear in the number of sequences,
-    and ``uneven_s * (max - mean context)``. Beyond the table the base is continued and the slope stays."""
+    """Decode attention by the number of sequences and their mean context: ``seconds[i][k]`` for ``num_seqs[i]``
+    sequences over ``contexts[k]`` tokens each (the first 0), linear between the knots in both, and on top
+    ``uneven_s * (max - mean context)``. Beyond the last context its last segment goes on; beyond the last number of
+    sequences the time without context is continued and a token of context costs what it did there."""
 
     num_seqs: tuple[int, ...]
-    base_s: tuple[float, ...]
-    slope_s: tuple[float, ...]
+    contexts: tuple[int, ...]
+    seconds: tuple[tuple[float, ...], ...]
     uneven_s: float
     max_context: int
 
-    def at(self, num_seqs: int) -> tuple[float, float]:
-        """(base, slope) of one layer for that many sequences."""
-        base_s = max(0.0, interpolate(self.num_seqs, self.base_s, num_seqs))
-        return base_s, interpolate(self.num_seqs, self.slope_s, min(num_seqs, self.num_seqs[-1]))
+    def at(self, num_seqs: int) -> tuple[float, ...]:
+        """Seconds of one layer for that many sequences, at each of ``contexts``."""
+        counts, seconds = self.num_seqs, self.seconds
+        last = counts[-1]
+        within = min(num_seqs, last)
+        row = [interpolate(counts, column, within) for column in zip(*seconds, strict=True)]
+        if num_seqs > last:
+            base_s = max(row[0], interpolate(counts, [line[0] for line in seconds], num_seqs))
+            row = [base_s + (value - row[0]) * (num_seqs / last) for value in row]
+        return tuple(row)
+
+
+class AllReduceTerm(NamedTuple):
+    """One all-reduce between the GPUs of a group, by the bytes of the message: linear between the sizes, the last
+    segment continued. No sizes: a single GPU."""
+
+    num_bytes: tuple[int, ...] = ()
+    seconds: tuple[float, ...] = ()
+
+    def at(self, num_bytes: int) -> float:
+        """Seconds for a message of that size."""
+        return interpolate(self.num_bytes, self.seconds, num_bytes) if self.num_bytes else 0.0
 
 
 class PrefillTerm(NamedTuple):
@@ -105,3 +125,16 @@ class HostTerm(NamedTuple):
     def at(self, num_seqs: int) -> float:
         """Seconds for that many sequences in the step."""
         return self.base_s + self.per_seq_s * num_seqs
+
+
+class GraphTerm(NamedTuple):
+    """CUDA graphs: a step of up to ``sizes[-1]`` tokens is padded to the next size, for which a graph was recorded.
+    Steps that prefill are padded too if ``pads_chunks``. No sizes: no padding."""
+
+    sizes: tuple[int, ...] = ()
+    pads_chunks: bool = False
+
+    def padded(self, num_tokens: int) -> int:
+        """Tokens that the linear part computes."""
+        place = bisect_left(self.sizes, num_tokens)
+        return self.sizes[place] if place < len(self.sizes) else num_tokens
