@@ -6,12 +6,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from policies.core.errors import ContractError
+from policies.core.native import mypyc_attr
 from policies.core.plan import Blocks, Transfer
 from policies.core.pool import BlockPool
 from policies.core.prefix import Content, PrefixCache
 from policies.core.request import RequestId
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class KvManager:
     """Paged KV memory: a GPU pool with reference counts and a prefix cache, and a CPU tier.
 

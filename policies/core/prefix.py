@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
+from policies.core.native import mypyc_attr
 from policies.core.request import RequestId, Segments
 
 BlockHash = bytes | int
@@ -20,6 +21,7 @@ def block_hash(parent: bytes, content: bytes) -> bytes:
     return blake2b(parent + content, digest_size=16).digest()
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Content:
     """What the blocks of one request hold, hashed block by block as far as anybody asks.
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from policies.core.kv import KvManager
+from policies.core.native import mypyc_attr
 from policies.core.plan import (
     BatchRow,
     Chunk,
@@ -41,6 +42,7 @@ class Services(Protocol):
         """Predicted number of output tokens; a pure function of (seed, request id)."""
 
 
+@mypyc_attr(native_class=False)
 class Ids(tuple[RequestId, ...]):
     """Requests in a field of a decision log."""
 
@@ -53,6 +55,7 @@ class Id(NamedTuple):
     id: RequestId | None
 
 
+@mypyc_attr(native_class=False)
 class Counts(tuple[tuple[RequestId, int], ...]):
     """Requests with a number of tokens each in a field of a decision log."""
 
@@ -66,6 +69,7 @@ Details = Mapping[str, object]
 NO_DETAILS: Details = {}
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Policy(ABC):
     """Decides, step by step, which requests run. It sees integers and times, never tensors or true output lengths.
 

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable
 from itertools import chain
 
 from policies.core.kv import KvManager
+from policies.core.native import mypyc_attr
 from policies.core.plan import Grant
 from policies.core.prefix import Content
 from policies.core.request import Request, RequestId
@@ -15,6 +16,7 @@ _append, _tables = list.append, dict.values
 _FOREVER = 1 << 40
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Row:
     """One request inside a policy.
 
@@ -36,6 +38,7 @@ class Row:
         self.prompt_tokens = self.num_tokens = request.prompt_tokens
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class DecodeSet:
     """Rows of which every step computes one token each, booked in O(changes).
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from policies.core.errors import ContractError
 from policies.core.kv import KvManager
+from policies.core.native import mypyc_attr
 from policies.core.plan import (
     BatchRow,
     Chunk,
@@ -31,6 +32,7 @@ _new_tuple = tuple.__new__
 """Makes a NamedTuple at a third of the cost of calling its class, in what runs every step."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class BatchingPolicy(Policy):
     """Base of policies whose decoding rows advance in lockstep.
 
@@ -190,8 +192,8 @@ class BatchingPolicy(Policy):
             num_tokens += chunk[2]
         return _new_tuple(StepPlan, (
             self._step, num_seqs, num_tokens, sum_context, max_context, mode, tuple(chunks),
-            joins and tuple(joins), tuple(grants), tuple(leaves), preempted and tuple(preempted),
-            rejected and tuple(rejected), transfers and tuple(transfers), (), limited_by, 0, (),
+            tuple(joins), tuple(grants), tuple(leaves), tuple(preempted),
+            tuple(rejected), tuple(transfers), (), limited_by, 0, (),
         ))  # fmt: skip
 
     def skip(self, steps: int) -> Sequence[Grant]:

@@ -12,6 +12,7 @@ from typing import Literal
 
 from policies.core.errors import ConfigError
 from policies.core.kv import KvManager
+from policies.core.native import mypyc_attr
 from policies.core.plan import Chunk, Finish, Grant, Horizon, Idle, StepPlan, StepResult
 from policies.core.protocols import Services
 from policies.core.request import Request
@@ -23,6 +24,7 @@ Reservation = Literal["max", "pow2", "oracle"]
 _FOREVER = 1 << 40
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Orca(BatchingPolicy):
     """Orca's scheduler: the head of the queue joins while its reservation fits the free slots and the batch
     has fewer than ``max_num_seqs`` requests; the first that does not fit stops admission.

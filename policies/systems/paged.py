@@ -11,6 +11,7 @@ from typing import Literal
 
 from policies.core.errors import ConfigError, ContractError, EngineDied
 from policies.core.kv import KvManager
+from policies.core.native import mypyc_attr
 from policies.core.plan import (
     Chunk,
     Finish,
@@ -29,6 +30,7 @@ from policies.systems.base import BatchingPolicy
 PREEMPTION_MODES = ("recompute", "swap", "auto")
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Paged(BatchingPolicy):
     """vLLM V0's default scheduler.
 

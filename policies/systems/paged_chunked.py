@@ -11,11 +11,13 @@ from collections.abc import Sequence
 from itertools import islice
 
 from policies.core.errors import Stuck
+from policies.core.native import mypyc_attr
 from policies.core.plan import BatchRow, Chunk, Idle, StepPlan
 from policies.core.rows import Row
 from policies.systems.paged import Paged
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class PagedChunked(Paged):
     """vLLM V0's scheduler with ``enable_chunked_prefill``; parameters as of ``Paged``."""
 

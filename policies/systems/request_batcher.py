@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from policies.core.errors import ConfigError
 from policies.core.kv import KvManager
+from policies.core.native import mypyc_attr
 from policies.core.plan import Chunk, Grant, Idle, StepPlan, StepResult
 from policies.core.protocols import NO_DETAILS, Details
 from policies.core.request import Request, RequestId
@@ -26,6 +27,7 @@ class Formed(NamedTuple):
     num_left: int
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class RequestBatcher(Static):
     """A batcher collects waiting requests; a batch of at most ``max_num_seqs`` (and as many as there are slots) runs as
     a static batch, prompts padded to the longest, and answers together. When a batch is closed is the rule of the

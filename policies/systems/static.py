@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from policies.core.errors import ContractError
 from policies.core.kv import KvManager
+from policies.core.native import mypyc_attr
 from policies.core.plan import BatchRow, Chunk, Grant, Horizon, Idle, Load, StepPlan, StepResult
 from policies.core.request import RequestId
 from policies.core.rows import Row
@@ -16,6 +17,7 @@ from policies.systems.base import BatchingPolicy
 _FOREVER = 1 << 40
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Static(BatchingPolicy):
     """Batches of at most ``max_num_seqs`` requests, each with one slot (block) of ``max_model_len`` tokens.
 

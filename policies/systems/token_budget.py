@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from policies.core.errors import Stuck
 from policies.core.kv import KvManager
+from policies.core.native import mypyc_attr
 from policies.core.plan import Chunk, Finish, Grant, Horizon, Idle, PreemptionMode, StepPlan
 from policies.core.prefix import PrivateContent
 from policies.core.request import RequestId
@@ -19,6 +20,7 @@ from policies.systems.base import BatchingPolicy
 _new_tuple = tuple.__new__
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class TokenBudget(BatchingPolicy):
     """vLLM V1's scheduler.
 

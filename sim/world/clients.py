@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import chain, islice
 from typing import Protocol
 
@@ -86,34 +87,43 @@ def _in_blocks(rows: Iterator[TraceRow]) -> Iterator[TraceRow]:
     return chain.from_iterable(iter(lambda: list(islice(rows, _BLOCK)), []))
 
 
-def open_loop(clock: Clock, clients: Clients, rows: Iterator[TraceRow]) -> None:
-    """Start a source that sends each row at its time, or when the row it follows has been answered, if later."""
-    followers: dict[RequestId, list[tuple[int, TraceRow]]] = defaultdict(list)
-    held: set[int] = set()
+class OpenLoop:
+    """Sends each row at its time, or when the row it follows has been answered, if later."""
 
-    def source() -> Generator[Event, None, None]:
-        now = clock.now
-        for number, row in enumerate(_in_blocks(rows)):
-            if row.arrival_s > now:
-                now = row.arrival_s
-                yield clock.event_at(now, At.ARRIVAL)
-            parent = row.parent_id
-            if parent is not None and (parent in clients.unanswered or parent in held):
-                held.add(number)
-                followers[parent].append((number, row))
+    def __init__(self, clock: Clock, clients: Clients, rows: Iterator[TraceRow]) -> None:
+        self._clock, self._clients = clock, clients
+        self._rows = enumerate(_in_blocks(rows))
+        self._next: tuple[int, TraceRow] | None = next(self._rows, None)
+        self._followers: dict[RequestId, list[tuple[int, TraceRow]]] = defaultdict(list)
+        self._held: set[int] = set()
+        clients.on_answer = self._send_followers
+        clock.event_at(clock.now, At.ARRIVAL, self._on_time)
+
+    def _on_time(self, event: Event) -> None:
+        """Send what is due, and come back at the time of the row after it."""
+        now = self._clock.now
+        item = self._next
+        while item is not None:
+            number, row = item
+            if row[0] > now:
+                self._clock.event_at(row[0], At.ARRIVAL, self._on_time)
+                break
+            parent = row[7]
+            if parent is not None and (parent in self._clients.unanswered or parent in self._held):
+                self._held.add(number)
+                self._followers[parent].append(item)
             else:
-                clients.send(number, row, now)
+                self._clients.send(number, row, now)
+            item = next(self._rows, None)
+        self._next = item
 
-    def send_followers(request_id: RequestId, now_s: float) -> None:
-        for number, row in followers.pop(request_id, ()):
-            clock.event_at(now_s, At.ARRIVAL, lambda event, number=number, row=row: release(number, row))  # type: ignore[misc]
+    def _send_followers(self, request_id: RequestId, now_s: float) -> None:
+        for number, row in self._followers.pop(request_id, ()):
+            self._clock.event_at(now_s, At.ARRIVAL, partial(self._release, number, row))
 
-    def release(number: int, row: TraceRow) -> None:
-        held.discard(number)
-        clients.send(number, row, clock.now)
-
-    clients.on_answer = send_followers
-    clock.process(source())
+    def _release(self, number: int, row: TraceRow, event: Event) -> None:
+        self._held.discard(number)
+        self._clients.send(number, row, self._clock.now)
 
 
 def closed_loop(

@@ -49,6 +49,18 @@ class Clock(Environment):
         heappush(self._queue, (time_s, order, next(self._eid), event))  # type: ignore[misc]
         return event
 
+    def run(self, until: object = None) -> None:
+        """Let everything happen, in order, until nothing is left. SimPy's own loop passes each event through ``step``
+        and looks whether it failed; timed events cannot."""
+        if until is not None:
+            raise NotImplementedError("this clock runs until nothing is left to happen; end() leaves nothing")
+        queue = self._queue
+        while queue:
+            self._now, _, _, event = heappop(queue)
+            callbacks, event.callbacks = event.callbacks, None  # type: ignore[assignment]
+            for callback in callbacks:
+                callback(event)
+
     def advance(self, time_s: float) -> bool:
         """Go to ``time_s`` at once if nothing happens until then, that instant included; whoever asks goes on as if by
         an event there, and saves the queue that event."""

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 from policies.core.engine import Engine
 from policies.core.errors import RunError
 from policies.core.plan import Finish
-from sim.world.clients import Clients, closed_loop, open_loop
+from sim.world.clients import Clients, OpenLoop, closed_loop
 from sim.world.clock import At, Clock
 from sim.world.replica import Counts, Replica, StepCosts, SwapLink
 from traces.workload.source import Workload
@@ -79,7 +79,7 @@ class World:
                 think_time_s=workload.think_time_s,
             )
         else:
-            open_loop(self.clock, self.clients, rows)
+            OpenLoop(self.clock, self.clients, rows)
         if max_time_s is not None:
             self.clock.event_at(max_time_s, At.STOP, lambda event: self.replica.stop())
         status, message = "completed", ""

@@ -13,6 +13,7 @@ from typing import Any, Protocol, get_type_hints
 import numpy as np
 from numpy.typing import NDArray
 
+from policies.core.native import mypyc_attr
 from traces.record.schema import RequestRow, Stall, StepRow
 
 Numbers = Mapping[str, NDArray[Any]]
@@ -134,6 +135,7 @@ class TableSink(Protocol):
         """The run is over."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class RowsToColumns(ABC):
     """Base of a ``TableSink`` that also takes rows, as a ``RecordSink``; a batch without rows never reaches it."""
 
