@@ -10,6 +10,7 @@ from policies.preset_batchers import BATCHERS
 from policies.preset_fastgen import FASTGEN
 from policies.preset_sarathi import SARATHI, VIDUR
 from policies.preset_sglang import SGLANG
+from policies.preset_tensorrt import TENSORRT_LLM
 from policies.preset_tgi import TGI
 from policies.preset_vllm_v0 import VLLM_V0
 from policies.preset_vllm_v1 import VLLM_V1
@@ -91,6 +92,7 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
             *BATCHERS,
             *SGLANG,
             *TGI,
+            *TENSORRT_LLM,
             *SARATHI,
             *VIDUR,
         )

@@ -28,6 +28,9 @@ _ALLOWED: Mapping[str, str] = {
     "preemption_mode": "recompute, swap, auto",
     "scheduling": "fcfs, lpm, dfs-weight, lof",
     "watermark": "at least 0, below 1",
+    "capacity_scheduler_policy": "guaranteed_no_evict, max_utilization, static_batch",
+    "context_chunking_policy": "first_come_first_served, equal_progress",
+    "length_predictor": "oracle, max_tokens",
 }
 """Values of keys that take few; switches take true and false."""
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from sim.config_keys import Section, key, number, whole
+from typing import Literal
+
+from sim.config_keys import Section, choice, key, number, whole
 
 _count = whole(1)
 _size = whole(0)
@@ -26,4 +28,14 @@ class SystemKeys(Section):
     )
     max_concurrent_requests: int | None = key(
         _count, "Requests inside, waiting or running; who comes on top is refused (TGI).", default=None
+    )
+    capacity_scheduler_policy: Literal["guaranteed_no_evict", "max_utilization", "static_batch"] | None = key(
+        choice("guaranteed_no_evict", "max_utilization", "static_batch"),
+        "For how much memory a request must find room to start (TensorRT-LLM).",
+        default=None,
+    )
+    context_chunking_policy: Literal["first_come_first_served", "equal_progress"] | None = key(
+        choice("first_come_first_served", "equal_progress"),
+        "How prompts share the tokens of a step, with enable_chunked_prefill (TensorRT-LLM).",
+        default=None,
     )

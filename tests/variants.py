@@ -60,7 +60,10 @@ class Variant(NamedTuple):
         limits = {
             "max_num_seqs": size.max_num_seqs,
             "max_num_batched_tokens": max(
-                size.max_num_batched_tokens, size.max_num_seqs, 0 if chunked else size.max_model_len
+                size.max_num_batched_tokens,
+                size.max_num_seqs,
+                0 if chunked else size.max_model_len,
+                size.block_size if "context_chunking_policy" in chosen.defaults else 0,
             ),
             "max_batch_prefill_tokens": max(size.max_num_batched_tokens, size.max_model_len),
             "block_size": size.block_size,
@@ -123,11 +126,15 @@ def _variants() -> list[Variant]:
 
 
 def _reserving() -> list[Variant]:
-    """Engines that reserve what a request can grow to; nobody is turned away for want of room at the door."""
-    everybody = {"max_concurrent_requests": 1 << 20}
-    found = [Variant("tgi-1.4", "tgi-1.4", "slots", everybody)]
-    hasty = {"waiting_served_ratio": 0.3, "max_waiting_tokens": 3}
-    found.append(Variant("tgi-1.4-hasty", "tgi-1.4", "slots", {**everybody, **hasty}))
+    """Text Generation Inference, with room at its door for everybody, and TensorRT-LLM."""
+    found = [Variant("tgi-1.4", "tgi-1.4", "slots", {"max_concurrent_requests": 1 << 20, "max_waiting_tokens": 6})]
+    chunks = {"chunked": "first_come_first_served", "equal": "equal_progress"}
+    for name, labels in (("no-evict", ["chunked"]), ("max-utilization", ["chunked", "equal"]), ("static", ["equal"])):
+        preset_name = f"trtllm-{name}"
+        found.append(Variant(preset_name, preset_name, "prompts"))
+        for label in labels:
+            rule = {"enable_chunked_prefill": True, "context_chunking_policy": chunks[label]}
+            found.append(Variant(f"{preset_name}-{label}", preset_name, "prompts", rule))
     return found
 
 
