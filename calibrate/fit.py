@@ -30,8 +30,12 @@ from sim.costs.terms import DecodeTerm, HeadTerm, LinearTerm, PrefillTerm, inter
 
 HELD_OUT_SEED = 0
 VERSION = 2
+DATE = "2026-11-30"
+"""Of the fits that are shipped; a fit that differs gets another version and date."""
 CONTEXTS = (0, 256, 512, 1024, 2048, 4096, 8192)
 """Knots of decode attention in the context, as far as it was measured."""
+
+_FEW_BATCHES = 20
 
 
 
@@ -80,6 +84,7 @@ def fit(shape: ModelShape, card: Card, profile_dir: Path, tp: int = 1) -> dict[s
         "schema": SCHEMA,
         "name": shipped_path(shape.name, card.name, tp).stem,
         "version": VERSION,
+        "date": DATE,
         "model": shape.name,
         "card": card.name,
         "tp": tp,
@@ -125,7 +130,10 @@ class _Fitter:
         self.floor = floor_of(shape, card)
         largest = max(point.batch for point in measured.decode)
         knots = decode_knots(shape.kv_heads, sources.num_sms, largest)
-        self.knots = tuple(sorted({*knots, *sources.knots}))
+        batches = {point.batch for point in measured.decode}
+        # A table of few batch sizes is its own set of knots.
+        few = len(batches) < _FEW_BATCHES
+        self.knots = tuple(sorted(batches if few else {*knots, *sources.knots}))
         longest = max(point.context for point in measured.decode)
         self.contexts = tuple(context for context in CONTEXTS if context < 1.5 * longest)
 
@@ -290,6 +298,7 @@ def _provenance(folder: Path, sources: FitSources, card: Card) -> dict[str, Any]
         if sources.context is None
         else _source_json(folder, sources.context)
     )
+    head_method = "interpolated between the nearest widths at equal m, k; beyond the widest in proportion to the width"
     return {
         "linear": _source_json(folder, sources.linear),
         "decode": _source_json(folder, sources.decode),
@@ -300,7 +309,7 @@ def _provenance(folder: Path, sources: FitSources, card: Card) -> dict[str, Any]
         "prefill": {"fresh_chunks": _source_json(folder, sources.prefill), "cached_tokens": cached},
         "head": {
             **_source_json(folder, sources.gemm),
-            "method": "no row has the head's width: interpolated between the nearest widths at equal m, k",
+            "method": head_method,
         },
         "swap": {
             "source": "bulk copies to pinned memory and one small copy, as on an A100 with PCIe 4",

@@ -162,16 +162,18 @@ def fit_prefill(
 
 
 def fit_head(points: Sequence[GemmPoint], width: int) -> HeadTerm:
-    """Seconds of the head by rows: interpolated in the width of the product, for each number of rows
-    measured."""
+    """Seconds of the head by rows: interpolated in the width of the product, for each number of rows measured. Beyond
+    the widest product the time grows with the width, as the weights read do."""
     by_rows: dict[int, dict[int, float]] = {}
     for point in points:
         by_rows.setdefault(point.m, {})[point.n] = point.seconds
-    rows = [m for m in sorted(by_rows) if min(by_rows[m]) <= width <= max(by_rows[m])]
+    widest = max(point.n for point in points)
+    inside = min(width, widest)
+    rows = [m for m in sorted(by_rows) if min(by_rows[m]) <= inside <= max(by_rows[m])]
     seconds = []
     for m in rows:
         widths = sorted(by_rows[m])
-        seconds.append(interpolate(widths, [by_rows[m][n] for n in widths], width))
+        seconds.append(interpolate(widths, [by_rows[m][n] for n in widths], inside) * (width / inside))
     return HeadTerm(tuple(rows), tuple(seconds))
 
 

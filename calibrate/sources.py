@@ -34,7 +34,6 @@ class FitSources(NamedTuple):
 
 
 _VIDUR = "microsoft/vidur:data/profiling"
-_AIC = "aiconfigurator-core 0.12.0: systems/data/a100_sxm"
 
 
 def _linear(card: str, model: str, folder: str, sha256: str) -> Source:
@@ -52,6 +51,7 @@ _A100_PREFILL = _aic("a100_sxm", "0.14.0", "context_attention", "990e25c974825b6
 _A100_DECODE = _aic("a100_sxm", "0.14.0", "generation_attention", "5bde27cff57ab2ca")
 _A100_GEMM = _aic("a100_sxm", "0.14.0", "gemm_bf16", "13694b42a4da4956")
 _A100_SMS = 108
+_H100_SMS = 132
 UNEVEN = Source(
     "llmservingsim_rtxpro6000_llama31-8b_skew.csv.gz",
     "casys-kaist/LLMServingSim (5daddb21a): profiler/perf, RTX PRO 6000, Llama-3.1-8B, vLLM 0.19.0",
@@ -100,7 +100,6 @@ _SOURCES: dict[tuple[str, str, int], FitSources] = {
             gemm=_A100_GEMM,
             uneven=UNEVEN,
             num_sms=_A100_SMS,
-            knots=(4, 8, 16, 32, 64),
         )
         for tp in (4, 8)
     },
@@ -112,7 +111,16 @@ _SOURCES: dict[tuple[str, str, int], FitSources] = {
         gemm=_A100_GEMM,
         uneven=UNEVEN,
         num_sms=_A100_SMS,
-        knots=(4, 8, 16, 32, 64),
+        max_num_seqs=256,
+    ),
+    ("llama-2-7b", "h100-80gb", 1): FitSources(
+        linear=_linear("h100", "llama2-7b", "meta-llama/Llama-2-7b-hf", "b1a2def08857d10e"),
+        decode=_aic("h100_sxm", "0.24.0", "generation_attention", "20d81d2b77f464af"),
+        context=None,
+        prefill=_aic("h100_sxm", "0.24.0", "context_attention", "cea40c31b8c27329"),
+        gemm=_aic("h100_sxm", "0.24.0", "gemm_bf16", "727df0c1ee5dbe75"),
+        uneven=UNEVEN,
+        num_sms=_H100_SMS,
         max_num_seqs=256,
     ),
 }

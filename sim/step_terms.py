@@ -21,9 +21,10 @@ Floats = NDArray[np.float64]
 class StepTerms:
     """A ``StepSplit`` by cost model.
 
-    Terms that depend on counts alone are asked for once for each pair of tokens and rows. Decode attention follows
-    from the record (slope times context). What is left of a step with prompts is the attention of these prompts,
-    of any other step what lifts it to the hardware's floor.
+    Terms that depend on counts alone are asked for once for each pair of tokens and rows. Decode attention is a line
+    in the context, up to the next knot, where the record begins another row. What is left of a step with prompts is the
+    attention of these prompts, of any other step what unequal contexts add and what lifts it to the hardware's floor.
+    ``linear`` of a group of GPUs has its communication with it.
     """
 
     names = ("linear", "decode_attention", "prefill_attention", "head", "host", "swap", "other")
@@ -39,7 +40,10 @@ class StepTerms:
         emits = np.where(numbers["chunk_tokens"] > 0, np.minimum(numbers["chunk_emits"], 1), -1)
         sizes = zip(numbers["num_tokens"].tolist(), numbers["num_seqs"].tolist(), emits.tolist(), strict=True)
         rows = [self._known.get(size) or self._at(size) for size in sizes]
-        linear_s, base_s, head_s, host_s, slope_s = np.array(rows, np.float64).reshape(-1, 5).T[:, row]
+        linear_s, head_s, host_s = np.array(rows, np.float64).reshape(-1, 3).T[:, row]
+        rows_of = zip(numbers["num_seqs"].tolist(), numbers["sum_context"].tolist(), strict=True)
+        lines = [self._costs.decode_line(*counts) for counts in rows_of]
+        base_s, slope_s = np.array(lines, np.float64).reshape(-1, 2).T[:, row]
         context = numbers["sum_context"][row] + steps.index * numbers["num_seqs"][row]
         attention_s = base_s + slope_s * context
         swap_s = np.where(steps.index == 0, self._swap_s(numbers["moved_bytes"])[row], 0.0)
@@ -64,13 +68,12 @@ class StepTerms:
         return floor_s
 
     def _at(self, size: tuple[int, int, int]) -> tuple[float, ...]:
-        """Linear part, decode attention without context, head, host, and the slope of decode attention, of a step of
-        so many tokens and decoding rows; the last number is -1 without prompts, and 1 if a prompt is completed."""
+        """Linear part with communication, head and host of a step of so many tokens and decoding rows; the last number
+        is -1 without prompts, and 1 if a prompt is completed."""
         num_tokens, num_seqs, emits = size
         chunks = () if emits < 0 else (Chunk(0, 0, max(num_tokens - num_seqs, 1), emits > 0),)
         parts = self._costs.parts(num_tokens, num_seqs, 0, 0, chunks)
-        slope_s = self._costs.decode_curve(num_seqs, num_seqs, 0, 0)[1] if num_seqs else 0.0
-        terms = (parts["linear"], parts["decode_attention"], parts["head"], parts["host"], slope_s)
+        terms = (parts["linear"] + parts["all_reduce"], parts["head"], parts["host"])
         self._known[size] = terms
         return terms
 

@@ -13,15 +13,18 @@ from typing import Any
 
 import pytest
 
+from calibrate.band import band_of
 from calibrate.checks import Limits
 from calibrate.cli import describe_fit, run_fit
 from calibrate.fit import errors_of, fit
 from calibrate.fitting import decode_knots, fit_head, fit_linear
 from calibrate.operators import GemmPoint
-from calibrate.sources import sources_for
+from calibrate.roofline import fit_roofline
+from calibrate.sources import fitted_groups, sources_for
 from policies.catalog import card, model
 from policies.core.errors import CatalogError, CostFileError
 from sim.costs.load import load_cost_model, shipped_path
+from sim.costs.roofline import ROOFLINE_FILE, Shares
 
 SHAPE = model("llama-2-7b")
 CARD = card("a100-80gb")
@@ -66,9 +69,16 @@ def close(left: Any, right: Any) -> bool:
     return bool(left == right)
 
 
-def test_the_shipped_file_is_a_fresh_fit(fitted: dict[str, Any]) -> None:
-    shipped = json.loads(shipped_path(SHAPE.name, CARD.name).read_text())
-    assert close(fitted, shipped)
+@pytest.mark.parametrize(("model_name", "card_name", "tp"), fitted_groups())
+def test_the_shipped_file_is_a_fresh_fit(shared_data: Path, model_name: str, card_name: str, tp: int) -> None:
+    shipped = json.loads(shipped_path(model_name, card_name, tp).read_text())
+    assert close(fit(model(model_name), card(card_name), shared_data / "profiles", tp), shipped)
+
+
+def test_the_shipped_roofline_is_a_fresh_fit(shared_data: Path) -> None:
+    content = fit_roofline(shared_data)
+    content["band"], content["provenance"]["band"] = band_of(Shares(**content["shares"]), shared_data / "measured")
+    assert close(content, json.loads(ROOFLINE_FILE.read_text()))
 
 
 def test_held_out_error_of_the_step(fitted: dict[str, Any]) -> None:

@@ -96,8 +96,8 @@ def test_cost_files_that_are_none() -> None:
     assert message_of("run", *TRACE, *settings("hardware.cost_model=own.csv")) == (
         "own.csv: not JSON (Expecting value: line 1 column 1 (char 0)); write it with `batchscope calibrate fit`"
     )
-    assert message_of("run", *TRACE, "--hardware", "h100-80gb", *settings("hardware.cost_model=calibrated")) == (
-        f"no cost file is shipped for llama-2-7b on h100-80gb (shipped: {', '.join(shipped())}); set"
+    assert message_of("run", *TRACE, "--hardware", "l4-24gb", *settings("hardware.cost_model=calibrated")) == (
+        f"no cost file is shipped for llama-2-7b on l4-24gb (shipped: {', '.join(shipped())}); set"
         ' hardware.cost_model = "roofline", or to a file that `batchscope calibrate fit` wrote'
     )
     assert message_of("hardware", "show", "a100-80gb", "--cost-model", "own.csv").startswith(

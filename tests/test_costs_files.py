@@ -140,11 +140,11 @@ def test_lists_say_which_pairs_have_a_cost_file() -> None:
     by_model = {line.split()[0]: line for line in describe_models().splitlines()}
     assert by_card.pop("card").split()[-4:] == ["cost", "file", "for", "source"]
     assert by_model.pop("model").endswith("cost file")
-    assert [name for name, line in by_card.items() if "llama-2-7b" in line] == ["a100-80gb"]
+    assert [name for name, line in by_card.items() if "llama-2-7b" in line] == ["a100-80gb", "h100-80gb"]
     files = {name.split("_")[1] for name in shipped()}
     assert {name for name in files if "yes, on a100-80gb" in by_model[name]} == files
-    assert by_model["llama-2-7b"].endswith(" yes, on a100-80gb")
-    assert by_model["llama-2-70b"].endswith(" (tp 2)") or "(tp 2)" in by_model["llama-2-70b"]
+    assert by_model["llama-2-7b"].endswith(" yes, on a100-80gb, h100-80gb")
+    assert by_model["llama-2-70b"].endswith(" yes, on a100-80gb (tp 2), a100-80gb (tp 4), a100-80gb (tp 8)")
     assert by_model["opt-13b"].endswith(" no")
 
 

@@ -41,7 +41,7 @@ def _origin(costs: CostModel) -> list[str]:
             *([] if file.band is None else [f"  {band_text(file.band)}"]),
             *_sources(file.provenance),
         ]
-    lines = ["", f"cost model {costs.name} version {costs.version}{_held_out(file.held_out)}"]
+    lines = ["", f"cost model {costs.name} version {costs.version} of {file.date}{_held_out(file.held_out)}"]
     return [
         *lines,
         "  error of the sum of measured operators, not of measured steps",

@@ -36,6 +36,7 @@ class CostFile(NamedTuple):
     held_out: Mapping[str, Any]
     provenance: Mapping[str, Any]
     band: Mapping[str, float] | None = None
+    date: str = ""
 
 
 def read_cost_file(path: Path) -> CostFile:
@@ -76,6 +77,7 @@ def parse_cost_file(data: Any, where: str) -> CostFile:
         ),
         held_out=reader.mapping("held_out"),
         provenance=reader.mapping("provenance"),
+        date=str(reader.get("date")),
     )
 
 

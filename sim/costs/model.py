@@ -165,6 +165,15 @@ class CostModel:
         total_s = self.step_time_s(num_tokens, num_seqs, sum_context, max_context, chunks)
         return {**parts, "floor": max(0.0, total_s - sum(parts.values()))}
 
+    def decode_line(self, num_seqs: int, sum_context: int) -> tuple[float, float]:
+        """(base_s, slope_s) of decode attention over even contexts: it takes ``base_s + slope_s * sum_context``, up to
+        the next knot; zeros for no sequence."""
+        if not num_seqs:
+            return 0.0, 0.0
+        ends, bases, slopes = self._decode[num_seqs]
+        place = bisect_right(ends, sum_context)
+        return bases[place], slopes[place]
+
     def _token_s(self, num_tokens: int) -> float:
         """What all layers take by the number of tokens alone."""
         return self.shape.layers * self.file.linear.at(_positive(num_tokens)) + self._all_reduces_s(num_tokens)
@@ -191,10 +200,8 @@ class CostModel:
         return (*sums[1:-1], NO_KNOT), tuple(bases), tuple(slopes)
 
     def _decode_s(self, num_seqs: int, sum_context: int, max_context: int) -> float:
-        ends, bases, slopes = self._decode[num_seqs]
-        place = bisect_right(ends, sum_context)
-        uneven_s = self._uneven_s * (max_context - sum_context / num_seqs)
-        return bases[place] + slopes[place] * sum_context + uneven_s
+        base_s, slope_s = self.decode_line(num_seqs, sum_context)
+        return base_s + slope_s * sum_context + self._uneven_s * (max_context - sum_context / num_seqs)
 
     def _add_curve(self, num_seqs: int, num_tokens: int) -> _Segments:
         """The whole step. It is lifted to the floor at each knot: between two of them the floor, which is convex, lies

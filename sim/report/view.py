@@ -146,13 +146,16 @@ def _digest_of(record: RunRecord) -> dict[str, Any] | None:
 
 def _split_of(summary: dict[str, Any]) -> StepSplit | None:
     """The terms of the run's cost model; None where it is not there any more."""
-    from policies.catalog import card, model
-    from sim.costs.load import load_cost_model
+    from policies.catalog import card
+    from policies.presets import preset
+    from sim.config import SECTIONS, config_from_tables
+    from sim.machine import costs_of, shape_of
     from sim.step_terms import StepTerms
 
     try:
-        shape, device = model(summary["model"]), card(summary["hardware"])
-        costs = load_cost_model(shape, device, summary["config"]["hardware"]["cost_model"])
+        config = config_from_tables({name: table for name, table in summary["config"].items() if name in SECTIONS})
+        shape = shape_of(config)
+        costs = costs_of(config, shape, card(config.hardware.name), preset(summary["preset"]))
     except (BatchscopeError, KeyError, OSError):
         return None
     return StepTerms(costs, shape, summary["kv"]["block_size"])
