@@ -15,7 +15,7 @@ from policies.preset import Preset
 from policies.preset_table import POOL_BLOCK_SIZE, PRESETS
 from sim.config_toml import toml_value
 from sim.engine_args import parse_command
-from sim.engine_flags import Meaning, Value, meaning_of
+from sim.engine_flags import VALUES, Meaning, Value, meaning_of
 from sim.engine_log import Found, read_log, read_metrics
 
 Tables = dict[str, dict[str, object]]
@@ -115,6 +115,9 @@ class _Facts:
         try:
             meaning = meaning_of(part.name, part.value, self._preset)
         except ConfigError as error:
+            section, _, key = VALUES.get(part.name, ("", None))[0].partition(".")
+            if key in self._tables.get(section, {}):
+                return
             if strict:
                 raise
             self._remarks.append(f"{part.where}: {error}")

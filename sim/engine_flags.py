@@ -60,7 +60,7 @@ def meaning_of(name: str, value: Value, preset: Preset) -> Meaning | None:
     try:
         converted = convert(str(value))
     except (ValueError, OverflowError):
-        raise ConfigError(f"--{name} {value}: is no value that it takes here") from None
+        raise ConfigError(f"--{name} {value}: is no value that it takes here; give {key}") from None
     return IGNORED if converted is None else _for(preset, key, converted)
 
 

@@ -58,8 +58,8 @@ _METRIC_NAMES = {
 }
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-_PAIR = re.compile(r"""['"]?(\w+)['"]?\s*[=:]\s*('[^']*'|"[^"]*"|\[[^\]]*\]|\{[^}]*\}|[^,)}\s]+)""")
-_ARGUMENTS = re.compile(r"(?:non-default args: |args: Namespace\()(.*)")
+_PAIR = re.compile(r"""\s*['"]?(\w+)['"]?\s*[=:]\s*(.*)""", re.DOTALL)
+_ARGUMENTS = re.compile(r"(?:non-default args: \{?|args: Namespace\()(.*)")
 _ENGINE = re.compile(r"Initializing an? (?:(V\d) )?LLM engine(?: \(v([^)]*)\))? with config: (.*)")
 _SINGLE = (
     (re.compile(r"vLLM API server version (\S+)"), "version"),
@@ -93,7 +93,7 @@ def _of_line(line: str, where: str) -> Iterator[Found]:
     if "\x1b" in line:
         line = _COLOUR.sub("", line)
     if arguments := _ARGUMENTS.search(line):
-        for name, text in _PAIR.findall(arguments[1]):
+        for name, text in _pairs(arguments[1]):
             yield Found(name.replace("_", "-"), _value(text), where)
     elif engine := _ENGINE.search(line):
         yield from _of_engine(engine[1], engine[2], engine[3], where)
@@ -111,7 +111,7 @@ def _of_engine(generation: str | None, version: str | None, config: str, where: 
     yield Found("engine", generation or "V0", where)
     if version:
         yield Found("version", version, where)
-    for name, text in _PAIR.findall(config):
+    for name, text in _pairs(config):
         if name in _ENGINE_NAMES or name in _ENGINE_KEEPS or name == "enable_prefix_caching":
             value = _value(text)
             if name == "dtype" and isinstance(value, str):
@@ -119,8 +119,38 @@ def _of_engine(generation: str | None, version: str | None, config: str, where: 
             yield Found(_ENGINE_NAMES.get(name, name.replace("_", "-")), value, where)
 
 
+def _pairs(text: str) -> Iterator[tuple[str, str]]:
+    """Names and values of ``a=1, b={...}, ...`` or ``'a': 1, ...``, up to the bracket that closes them."""
+    for part in _parts(text):
+        if pair := _PAIR.fullmatch(part):
+            yield pair[1], pair[2].strip()
+
+
+def _parts(text: str) -> Iterator[str]:
+    """What stands between the commas outside of brackets and quotes."""
+    start, depth, quote = 0, 0, ""
+    for place, letter in enumerate(text):
+        if quote:
+            quote = "" if letter == quote else quote
+        elif letter in "'\"":
+            quote = letter
+        elif letter in "([{":
+            depth += 1
+        elif letter in ")]}":
+            depth -= 1
+            if depth < 0:
+                yield text[start:place]
+                return
+        elif letter == "," and not depth:
+            yield text[start:place]
+            start = place + 1
+    yield text[start:]
+
+
 def _value(text: str) -> Value:
     text = text.strip()
+    if text and text[0] not in "'\"[{":
+        text = text.split()[0]  # one version forgot a comma
     if text in ("None", "null", "''", '""', ""):
         return None
     if text in ("True", "False", "true", "false"):

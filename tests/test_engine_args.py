@@ -126,11 +126,12 @@ def test_a_model_that_the_catalog_lacks_is_said() -> None:
         ("--max-num-seq 3", "--max-num-seq: no argument of vLLM that is known here; did you mean '--max-num-seqs'?"),
         ("--no-max-num-seqs 3", "--no-max-num-seqs 3: is a switch; leave the value out"),
         ("--max-num-seqs", "--max-num-seqs: needs a value"),
-        ("--max-num-seqs many", "--max-num-seqs many: is no value that it takes here"),
-        ("--block-size 1.5", "--block-size 1.5: is no value that it takes here"),
-        ("--quantization squeeze", "--quantization squeeze: is no value that it takes here"),
+        ("--max-num-seqs many", "--max-num-seqs many: is no value that it takes here; give engine.max_num_seqs"),
+        ("--block-size 1.5", "--block-size 1.5: is no value that it takes here; give engine.block_size"),
+        ("--quantization squeeze", "--quantization squeeze: is no value that it takes here; give model.weight_bits"),
         ("-x 3", "-x: no argument of vLLM that is known here; write it out with two dashes"),
-        ("--host a b --max-num-seqs 3 c", "--max-num-seqs 3 c: is no value that it takes here"),
+        ("--host a b --max-num-seqs 3 c",
+         "--max-num-seqs 3 c: is no value that it takes here; give engine.max_num_seqs"),
         ("--enable-prefix-caching yes", "vllm_args: 'yes' follows no argument that takes it; quote values with spaces"),
         ("--max-num-seqs '3", "vllm_args: no closing quotation; close the quotes"),
         ("--speculative-config '{\"method\": \"mtp\"}'",
@@ -166,6 +167,11 @@ def test_what_is_refused(arguments: str, message: str) -> None:
 )  # fmt: skip
 def test_what_a_preset_lacks(arguments: str, preset: str, message: str) -> None:
     assert said(arguments, policy=preset) == message
+
+
+def test_an_explicit_key_takes_the_place_of_a_value_that_says_too_little() -> None:
+    config, _, _ = loaded("--quantization compressed-tensors --max-num-seqs 3", "model.weight_bits=8")
+    assert (config.model.weight_bits, config.engine.max_num_seqs) == (8, 3)
 
 
 def test_values_out_of_range_name_the_key() -> None:

@@ -182,6 +182,13 @@ def test_what_is_not_modelled_is_said_and_not_refused() -> None:
     ]
 
 
+def test_what_stands_inside_of_a_value_is_no_argument_of_its_own() -> None:
+    inner = "{'method': 'eagle', 'model': 'x/Llama-2-13b', 'more': {'max_num_seqs': 1, 'a': [1, ')']}, 'block_size': 8}"
+    log = V1.replace("'max_num_seqs': 64", f"'hf_overrides': {inner}, 'max_num_seqs': 64")
+    config, _, _ = loaded(log)
+    assert (config.model.name, config.engine.max_num_seqs, config.engine.block_size) == ("llama-2-7b", 64, None)
+
+
 def test_explicit_keys_stay() -> None:
     config, taken, remarks = loaded(V1, "", "engine.num_gpu_blocks=99", "engine.max_num_seqs=64", "hardware.tp=2")
     assert (config.engine.num_gpu_blocks, config.engine.max_num_seqs, config.hardware.tp) == (99, 64, 2)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
 from policies.core.errors import TraceError
 from policies.core.request import Segments
-from traces.workload.prefixes import Sharing, reuse_of
+from traces.workload.prefixes import Sharing, distances_without_end, reuse_of
 from traces.workload.profile import ArrivalProfile, Profile
-from traces.workload.quantiles import QuantileTable, table_of
+from traces.workload.quantiles import GRID, QuantileTable, table_of
 from traces.workload.rows import TraceRow
 
 CLASSES = 10
@@ -31,8 +32,8 @@ NOT_KEPT_OF_ARRIVALS = (
 )
 NO_ARRIVALS = "no arrival times: a rate must be given"
 NOT_KEPT_OF_PREFIXES = (
-    "prefixes: how often, how much and how long ago prompts begin like an earlier one, by decile of prompt length; "
-    "not which clients or conversations they belong to"
+    "prefixes: how often and how much prompts begin like an earlier one, by decile of prompt length, and how long ago "
+    "that was; not which clients or conversations they belong to, nor whether some texts are asked for more than others"
 )
 
 
@@ -137,16 +138,16 @@ def _sharing(
 ) -> Sharing | None:
     """None where no prompt begins like an earlier one."""
     hits, distances = reuse_of(contents)
-    if not any(hits):
+    reusing = [row for row, hit in enumerate(hits) if hit]
+    if not reusing:
         return None
+    steps, up_to = distances_without_end(reusing, [distances[row] for row in reusing])
     shares, parts = [], []
     for rows in classes:
         shared = sorted(hits[row] / prompts[row] for row in rows if hits[row])
-        shares.append(len(shared) / len(rows))
+        # A reuse shows only if what it reuses lies behind the first row.
+        showing = sum(up_to[place - 1] for row in rows if (place := bisect_right(steps, row)))
+        shares.append(min(1.0, len(shared) / showing) if showing else 0.0)
         parts.append(table_of(shared or [0.0]))
-    distance = table_of(sorted(distance for distance in distances if distance))
-    return Sharing(block_tokens, tuple(shares), tuple(parts), _at_least(distance, 1.0))
-
-
-def _at_least(table: QuantileTable, least: float) -> QuantileTable:
-    return QuantileTable(tuple(max(least, value) for value in table.values))
+    distance = QuantileTable(tuple(float(steps[bisect_left(up_to, share)]) for share in GRID))
+    return Sharing(block_tokens, tuple(shares), tuple(parts), distance)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from array import array
-from collections import deque
-from collections.abc import Iterable, Iterator
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 from random import Random
 from typing import NamedTuple
 
@@ -47,9 +47,9 @@ def reuse_of(prompts: Iterable[Segments]) -> Reuse:
 
 
 class Sharing(NamedTuple):
-    """Shared prefixes of a profile, by class of prompt length: the share of requests that begin like an earlier one,
-    and quantiles of the part of their prompt that they share; ``distance``: quantiles of how many requests ago that
-    one was. Prefixes are whole blocks of ``block_tokens``, or the whole prompt."""
+    """Shared prefixes of a profile, by class of prompt length: the share of requests that begin like an earlier one, once
+    there are enough of these, and quantiles of the part of their prompt that they share; ``distance``: quantiles of how
+    many requests ago the last one like it was. Prefixes are whole blocks of ``block_tokens``, or the whole prompt."""
 
     block_tokens: int
     share_of_requests: tuple[float, ...]
@@ -57,29 +57,42 @@ class Sharing(NamedTuple):
     distance: QuantileTable
 
 
+class _Prompt(NamedTuple):
+    """An earlier prompt that nobody has taken up since."""
+
+    number: int
+    tokens: int
+    segments: Segments
+
+
 class PrefixDrawer:
     """Gives each prompt its segments: a prefix of an earlier prompt, and content of its own.
 
-    Takes exactly three numbers of the stream for each request. Remembers as many requests as the largest distance.
+    Takes exactly three numbers of the stream for each request. A distance that leads before the first request is a prompt
+    that is new: a workload begins with new content, as a trace does. Remembers as many requests as the largest distance.
     """
 
     def __init__(self, sharing: Sharing, random_stream: Random) -> None:
         self._sharing = sharing
         self._draw = random_stream.random
-        self._earlier: deque[tuple[int, Segments]] = deque(maxlen=max(1, int(sharing.distance.values[-1])))
+        self._earlier: list[_Prompt] = []
+        self._reach = max(1, int(sharing.distance.values[-1]))
         self._number = 0
 
     def segments(self, prompt_tokens: int, length_class: int) -> Segments:
         """The content of the next prompt, of a class of prompt lengths."""
         sharing = self._sharing
-        any_hit, part, distance = self._draw(), self._draw(), self._draw()
+        any_hit, part, distance_share = self._draw(), self._draw(), self._draw()
+        distance = max(1, round(sharing.distance.at(distance_share)))
         shared: Segments = ()
-        if self._earlier and any_hit < sharing.share_of_requests[length_class]:
+        if any_hit < sharing.share_of_requests[length_class] and distance <= self._number:
             tokens = self._whole_blocks(prompt_tokens, sharing.shared_part[length_class].at(part))
-            shared = self._prefix(tokens, max(1, round(sharing.distance.at(distance))))
+            shared = self._take_up(tokens, distance)
         own = prompt_tokens - sum(length for _, length in shared)
         segments = (*shared, (f"p{self._number}", own)) if own else shared
-        self._earlier.appendleft((prompt_tokens, segments))
+        self._earlier.append(_Prompt(self._number, prompt_tokens, segments))
+        if self._earlier[0].number < self._number - self._reach:
+            del self._earlier[0]
         self._number += 1
         return segments
 
@@ -88,16 +101,28 @@ class PrefixDrawer:
         size = self._sharing.block_tokens
         return prompt_tokens if part >= 1.0 else min(prompt_tokens, round(part * prompt_tokens / size) * size)
 
-    def _prefix(self, tokens: int, distance: int) -> Segments:
-        """The first ``tokens`` of the prompt that was ``distance`` requests ago, or of the next one to it that is long
-        enough; of the longest if none is."""
-        best: tuple[int, Segments] = (0, ())
-        for place in _outwards(min(distance, len(self._earlier)) - 1, len(self._earlier)):
-            found = self._earlier[place]
-            if found[0] >= tokens:
-                return _cut(found[1], tokens)
-            best = max(best, found, key=lambda prompt: prompt[0])
-        return best[1]
+    def _take_up(self, tokens: int, distance: int) -> Segments:
+        """The first ``tokens`` of a prompt of about ``distance`` requests ago: of those nearby the one that is least
+        longer, else the nearest that is long enough, else the longest. It is the last of its kind then no more."""
+        if not tokens:
+            return ()
+        earlier, near = self._earlier, max(2, distance // 4)
+        start = bisect_left(earlier, self._number - distance, key=_number_of)
+        best: int | None = None
+        longest = min(start, len(earlier) - 1)
+        for place in _outwards(longest, len(earlier)):
+            found = earlier[place]
+            if best is not None and abs(self._number - distance - found.number) > near:
+                break
+            if found.tokens >= tokens and (best is None or found.tokens < earlier[best].tokens):
+                best = place
+            if found.tokens > earlier[longest].tokens:
+                longest = place
+        return _cut(earlier.pop(longest if best is None else best).segments, tokens)
+
+
+def _number_of(prompt: _Prompt) -> int:
+    return prompt.number
 
 
 def _outwards(start: int, end: int) -> Iterator[int]:
@@ -108,6 +133,25 @@ def _outwards(start: int, end: int) -> Iterator[int]:
             yield start + step
         if start >= step:
             yield start - step
+
+
+def distances_without_end(rows: Sequence[int], distances: Sequence[int]) -> tuple[list[int], list[float]]:
+    """How many requests ago the last alike was, as if the trace had begun long ago: distances, rising, and the share of
+    reuses up to each.
+
+    In a trace row ``i`` can only show a distance of at most i, which favours short ones. Lynden-Bell's estimator for such
+    right-truncated values: from the largest down, each takes its share of those that could have been as large.
+    """
+    by_distance, by_row = sorted(distances), sorted(rows)
+    steps = sorted(set(by_distance))
+    shares = [1.0] * len(steps)
+    for place in range(len(steps) - 1, 0, -1):
+        distance = steps[place]
+        up_to = bisect_right(by_distance, distance)
+        possible = up_to - bisect_left(by_row, distance)
+        equal = up_to - bisect_left(by_distance, distance)
+        shares[place - 1] = shares[place] * max(0.0, 1.0 - equal / possible)
+    return steps, shares
 
 
 def _cut(segments: Segments, tokens: int) -> Segments:
