@@ -54,7 +54,7 @@ _A100_SMS = 108
 _H100_SMS = 132
 UNEVEN = Source(
     "llmservingsim_rtxpro6000_llama31-8b_skew.csv.gz",
-    "casys-kaist/LLMServingSim (5daddb21a): profiler/perf, RTX PRO 6000, Llama-3.1-8B, vLLM 0.19.0",
+    "casys-kaist/LLMServingSim:profiler/perf (5daddb21a; RTX PRO 6000, Llama-3.1-8B, vLLM 0.19.0)",
     "not stated",
     "MIT",
 )

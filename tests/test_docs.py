@@ -10,9 +10,12 @@ from typing import get_args, get_type_hints
 import pytest
 
 from calibrate.cli import describe_fit
-from calibrate.sources import Source, sources_for
+from calibrate.sources import Source, fitted_groups, sources_for
+from policies.presets import presets
 from sim.config import SECTIONS, WorkloadConfig
-from sim.costs.load import shipped_path
+from sim.costs.load import DATA_DIR, shipped_path
+from sim.costs.load import shipped as cost_files
+from sim.costs.roofline import ROOFLINE_FILE
 from sim.engine_flags import SWITCHES, VALUES
 from traces.workload.formats import CSV_FORMATS, JSON_FORMATS, OPTIONAL
 from traces.workload.profile import load_profile, shipped
@@ -76,7 +79,7 @@ def test_its_settings_are_a_workload(tmp_path: Path) -> None:
 
 
 def test_the_page_about_calibration_names_every_table_and_its_source() -> None:
-    for source in sources_for("llama-2-7b", "a100-80gb"):
+    for source in (source for group in fitted_groups() for source in sources_for(*group)):
         if isinstance(source, Source):
             repository, path = source.origin.split(" (")[0].split(":")
             for word in (source.file, repository, path.strip(), source.licence):
@@ -86,3 +89,26 @@ def test_the_page_about_calibration_names_every_table_and_its_source() -> None:
 def test_the_errors_on_it_are_those_of_the_shipped_file() -> None:
     shipped = json.loads(shipped_path("llama-2-7b", "a100-80gb").read_text(encoding="utf-8"))
     assert blocks(CALIBRATE, "text") == [describe_fit(shipped) + "\n"]
+
+
+def test_the_table_of_cost_files_on_it_is_complete() -> None:
+    for name in cost_files():
+        content = json.loads((DATA_DIR / f"{name}.json").read_text(encoding="utf-8"))
+        step = content["held_out"]["step"]
+        errors = f"{100 * step['median']:.2f} | {100 * step['p95']:.2f} | {step['points']:,}"
+        assert f"| `{name}` | {content['version']}, {content['date']} | {errors} |" in CALIBRATE
+
+
+def test_the_page_about_costs_has_the_figures_of_the_files() -> None:
+    text = (DOCS / "costs.md").read_text(encoding="utf-8")
+    content = json.loads(ROOFLINE_FILE.read_text(encoding="utf-8"))
+    band, shares = content["band"], content["shares"]
+    assert f"{band['p5']:.2f} to {band['p95']:.2f} of those measured in 90 % of {band['runs']} published" in text
+    for name in ("weights", "kv", "matrices", "attention"):
+        assert f"| {shares[name]:.2f}" in text, name
+    for known in presets():
+        if known.host is not None and known.name in ("vllm-0.2.7", "vllm-0.6"):
+            base_s, per_seq_s = known.host[:2]
+            assert f"| {1e3 * base_s:g} ms + {1e3 * per_seq_s:g} ms a sequence" in text
+    for key in re.findall(r"`hardware\.([a-z_]+)", text):
+        assert key in SECTIONS["hardware"].all_keys(), key
