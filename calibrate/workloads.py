@@ -75,7 +75,7 @@ TRACES = (
         block_tokens=512,
         lost_before=(
             "composed of public data sets, not recorded; its arrivals are Poisson",
-            "reuse sets in later there: of the first 1,500 requests 13 % begin like an earlier one, of a sample a third",
+            "reuse sets in later there: of its first 1,500 requests 13 % begin like an earlier one, here a third",
         ),
     ),
 )

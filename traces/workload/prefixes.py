@@ -47,9 +47,10 @@ def reuse_of(prompts: Iterable[Segments]) -> Reuse:
 
 
 class Sharing(NamedTuple):
-    """Shared prefixes of a profile, by class of prompt length: the share of requests that begin like an earlier one, once
-    there are enough of these, and quantiles of the part of their prompt that they share; ``distance``: quantiles of how
-    many requests ago the last one like it was. Prefixes are whole blocks of ``block_tokens``, or the whole prompt."""
+    """Shared prefixes of a profile, by class of prompt length: the share of requests that begin like an earlier one,
+    once there are enough of these, and quantiles of the part of their prompt that they share; ``distance``: quantiles of
+    how many requests ago the last one like it was. Prefixes are whole blocks of ``block_tokens``, or the whole prompt.
+    """
 
     block_tokens: int
     share_of_requests: tuple[float, ...]
@@ -68,8 +69,9 @@ class _Prompt(NamedTuple):
 class PrefixDrawer:
     """Gives each prompt its segments: a prefix of an earlier prompt, and content of its own.
 
-    Takes exactly three numbers of the stream for each request. A distance that leads before the first request is a prompt
-    that is new: a workload begins with new content, as a trace does. Remembers as many requests as the largest distance.
+    Takes exactly three numbers of the stream for each request. A distance that leads before the first request is a
+    prompt that is new: a workload begins with new content, as a trace does. Remembers as many requests as the largest
+    distance.
     """
 
     def __init__(self, sharing: Sharing, random_stream: Random) -> None:
@@ -136,8 +138,8 @@ def _outwards(start: int, end: int) -> Iterator[int]:
 
 
 def distances_without_end(rows: Sequence[int], distances: Sequence[int]) -> tuple[list[int], list[float]]:
-    """How many requests ago the last alike was, as if the trace had begun long ago: distances, rising, and the share of
-    reuses up to each.
+    """How many requests ago the last alike was, as if the trace had begun long ago: distances, rising, and the share
+    of reuses up to each.
 
     In a trace row ``i`` can only show a distance of at most i, which favours short ones. Lynden-Bell's estimator for such
     right-truncated values: from the largest down, each takes its share of those that could have been as large.
