@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import click
 
@@ -75,8 +76,40 @@ def check(policy: str, preset: str | None, overrides: tuple[str, ...], chunked: 
 @click.argument("logs", nargs=-1, required=True, metavar="LOG...")
 def conform(logs: tuple[str, ...]) -> None:
     """Replay recorded decision LOGS step by step; exit 1 at any difference, which is printed in full."""
-    from pathlib import Path
-
     from policies.conformance.replay import conform as check
 
     sys.exit(check([Path(log) for log in logs], click.echo))
+
+
+@policies.command("record", short_help="Record a log from the vLLM installed here.")
+@click.argument("out", metavar="OUT.jsonl", type=click.Path(path_type=Path))
+@click.option("--like", metavar="LOG", type=click.Path(path_type=Path), help="Its requests and settings, once more.")
+@click.option("--seed", default=0, show_default=True, help="Of random requests.")
+@click.option("--requests", "num_requests", default=60, show_default=True, help="Number of random requests.")
+@click.option("--aborts", default=0.0, show_default=True, help="Share of random requests that are given up.")
+@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="A setting of the log; repeatable.")
+def record(
+    out: Path, like: Path | None, seed: int, num_requests: int, aborts: float, settings: tuple[str, ...]
+) -> None:
+    """Record what the scheduler of the vLLM installed here decides, on the CPU and without a model, into a new log for
+    'policies conform'; see CONTRIBUTING.md."""
+    from policies.conformance.installed_vllm import record_installed
+
+    given = dict(map(_setting, settings))
+    said = record_installed(
+        out, like=like, settings=given, seed=seed, num_requests=num_requests, abort_share=aborts
+    )
+    click.echo(said)
+
+
+def _setting(text: str) -> tuple[str, object]:
+    """``KEY=VALUE``: a number, true, false, or a word."""
+    import json
+
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise click.BadParameter(f"'{text}' is not KEY=VALUE", param_hint="--set")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
