@@ -198,10 +198,9 @@ def test_a_sample_has_the_quantiles_of_the_original_trace(trace: object, shared_
             assert 0.5 < dispersion(ours, window_s) / dispersion(theirs, window_s) < 2.0
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-def test_a_profile_of_a_sample_is_the_profile(seed: int) -> None:
+def test_a_profile_of_a_sample_is_the_profile() -> None:
     profile = load_profile("shared-prefix")
-    again = fit_profile(drawn(profile, 20_000, seed), Label("again"), block_tokens=512)
+    again = fit_profile(drawn(profile, 16_000), Label("again"), block_tokens=512)
     assert again.arrivals is not None
     assert profile.arrivals is not None
     assert again.sharing is not None

@@ -48,8 +48,8 @@ def reuse_of(prompts: Iterable[Segments]) -> Reuse:
 
 class Sharing(NamedTuple):
     """Shared prefixes of a profile, by class of prompt length: the share of requests that begin like an earlier one,
-    once there are enough of these, and quantiles of the part of their prompt that they share; ``distance``: quantiles of
-    how many requests ago the last one like it was. Prefixes are whole blocks of ``block_tokens``, or the whole prompt.
+    once there are enough of these, and quantiles of the part of their prompt that they share; ``distance``: quantiles
+    of how many requests ago the last one like it was. Prefixes are whole blocks of ``block_tokens``, or the prompt.
     """
 
     block_tokens: int
@@ -141,8 +141,8 @@ def distances_without_end(rows: Sequence[int], distances: Sequence[int]) -> tupl
     """How many requests ago the last alike was, as if the trace had begun long ago: distances, rising, and the share
     of reuses up to each.
 
-    In a trace row ``i`` can only show a distance of at most i, which favours short ones. Lynden-Bell's estimator for such
-    right-truncated values: from the largest down, each takes its share of those that could have been as large.
+    In a trace row ``i`` can only show a distance of at most i, which favours short ones. Lynden-Bell's estimator for
+    such right-truncated values: from the largest down, each takes its share of those that could have been as large.
     """
     by_distance, by_row = sorted(distances), sorted(rows)
     steps = sorted(set(by_distance))
