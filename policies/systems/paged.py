@@ -7,7 +7,7 @@ variant that mixes the two.
 from __future__ import annotations
 
 from collections import deque
-from typing import Literal
+from typing import ClassVar, Literal
 
 from policies.core.errors import ConfigError, ContractError, EngineDied
 from policies.core.kv import KvManager
@@ -49,7 +49,7 @@ class Paged(BatchingPolicy):
     """
 
     tokens_past_length = 1
-    drops_in_a_step_of_its_own = False
+    drops_in_a_step_of_its_own: ClassVar[bool] = False
     """A pass that drops waiting requests and starts none is an empty step; else the decodes run in it."""
 
     def __init__(

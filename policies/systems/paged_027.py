@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from policies.core.kv import KvManager
 from policies.core.plan import Chunk, Idle, StepPlan
@@ -19,7 +19,7 @@ class Paged027(SortedPaged):
     one block more than it held is free; it asks for as many blocks of the CPU tier as it holds.
     """
 
-    drops_in_a_step_of_its_own = True
+    drops_in_a_step_of_its_own: ClassVar[bool] = True
 
     def __init__(
         self,

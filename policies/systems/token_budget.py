@@ -7,6 +7,7 @@ tokens as the budget allows, running requests first, then waiting ones.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 from policies.core.errors import Stuck
 from policies.core.kv import KvManager
@@ -30,7 +31,7 @@ class TokenBudget(BatchingPolicy):
     of a request that the whole pool cannot hold; otherwise it ends with ``kv_capacity``.
     """
 
-    stops_at_long_prompt = False
+    stops_at_long_prompt: ClassVar[bool] = False
     """Without chunks, a prompt for which the step has no tokens left hides those behind it."""
 
     def __init__(

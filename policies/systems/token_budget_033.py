@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 from policies.core.kv import KvManager
 from policies.core.plan import Idle, StepPlan
@@ -22,7 +23,7 @@ class TokenBudget033(PriorityTokenBudget):
     """
 
     own_end_ends_walk = False
-    stops_at_long_prompt = True
+    stops_at_long_prompt: ClassVar[bool] = True
 
     def __init__(
         self,

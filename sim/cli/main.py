@@ -61,11 +61,13 @@ def _print_version(ctx: click.Context, option: click.Parameter, wanted: bool) ->
         return
     from importlib.metadata import PackageNotFoundError, version
 
+    from policies.core import rows
+
     try:
         found = f"version {version('batchscope')}"
     except PackageNotFoundError:
         found = "not installed, running from a checkout"
-    click.echo(f"batchscope, {found}")
+    click.echo(f"batchscope, {found}, {'interpreted' if (rows.__file__ or '').endswith('.py') else 'compiled'}")
     ctx.exit()
 
 

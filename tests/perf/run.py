@@ -1,4 +1,5 @@
-"""Times whole processes: ``python -m tests.perf.run [--quick] [NAME...]``, which is ``make perf``.
+"""Times whole processes: ``python -m tests.perf.run [--quick] [--program PATH] [NAME...]``; ``make perf``
+gives it the compiled program.
 
 Each workload is the median of nine runs of ``batchscope run`` (fewer where one takes long): user and system CPU seconds
 and peak memory as the operating system accounts them, and a fixed pure-Python loop timed before each run, since one
@@ -64,27 +65,27 @@ class Run(NamedTuple):
     summary: dict[str, Any]
 
 
-def measure(arguments: Sequence[str]) -> tuple[float, float, str]:
-    """CPU seconds, peak MB and output of one Python process."""
+def measure(command: Sequence[str]) -> tuple[float, float, str]:
+    """CPU seconds, peak MB and output of one process."""
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
     with subprocess.Popen(
-        [sys.executable, *arguments], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment
     ) as process:
         assert process.stdout is not None
         output = process.stdout.read()
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
-        sys.exit(f"perf: python {' '.join(arguments)} ended with exit code {process.returncode}")
+        sys.exit(f"perf: {' '.join(command)} ended with exit code {process.returncode}")
     return usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024, output
 
 
-def run_once(case: Case) -> Run:
+def run_once(program: Sequence[str], case: Case) -> Run:
     """One run of a case, with the loop before it."""
-    loop_s, _, _ = measure(LOOP)
+    loop_s, _, _ = measure((sys.executable, *LOOP))
     with tempfile.TemporaryDirectory() as folder:
         out = ("--out", str(Path(folder) / "run")) if case.writes else ()
-        cpu_s, memory_mb, output = measure(("-m", "sim.cli.main", "run", *case.arguments, *out, "--json"))
+        cpu_s, memory_mb, output = measure((*program, "run", *case.arguments, *out, "--json"))
     return Run(cpu_s, memory_mb, loop_s, json.loads(output))
 
 
@@ -108,7 +109,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(case.name for case in CASES)}")
     parser.add_argument("--quick", action="store_true", help="three runs each, without the longest")
+    parser.add_argument("--program", help="the batchscope to time, by default the interpreted one of this checkout")
     options = parser.parse_args()
+    program = (options.program,) if options.program else (sys.executable, "-m", "sim.cli.main")
+    print(measure((*program, "--version"))[2], end="")
     loop_cpu_s = {}
     for case in CASES:
         if options.names and case.name not in options.names:
@@ -119,7 +123,7 @@ def main() -> None:
         if options.quick and case.name in ("p8_100k", "p8_1m"):
             continue
         count = min(3, case.runs) if options.quick else case.runs
-        line, loop_cpu_s[case.name] = report(case, [run_once(case) for _ in range(count)])
+        line, loop_cpu_s[case.name] = report(case, [run_once(program, case) for _ in range(count)])
         print(line, flush=True)
     if {"batch_8_200", "batch_256_50"} <= loop_cpu_s.keys():
         small = (loop_cpu_s["batch_8_3200"] - loop_cpu_s["batch_8_200"]) / 3_000
