@@ -76,8 +76,10 @@ class Result:
     @cached_property
     def view(self) -> RunView:
         """The run as a page sees it."""
-        from sim.report.view import make_view
+        from sim.report.view import load_view, make_view
 
+        if self._digest is None and self.folder is not None:
+            return load_view(self.folder)
         digest = None if self._digest is None else self._digest.to_dict()
         return make_view(self.record, digest, self._toml, self.folder)
 

@@ -12,7 +12,9 @@ if TYPE_CHECKING:
 
     from sim.result import Result
 
-_PRESETS = {"ft-static": "static batching", "orca-max": "Orca", "vllm-0.11": "paged, vLLM 0.11"}
+_PRESETS = {"ft-static": "static", "orca-max": "Orca", "vllm-0.11": "paged"}
+"""Presets, and what they are called in the report."""
+
 _WORKLOAD = (
     "workload.generator=poisson",
     "workload.rate_per_s=10",
@@ -64,10 +66,7 @@ def _report(results: Sequence[Result]) -> Path:
 
     from sim.report.page import REPORT_NAME, write_page
 
-    views = [
-        replace(result.view, label=f"{words} ({name})")
-        for result, (name, words) in zip(results, _PRESETS.items(), strict=True)
-    ]
+    views = [replace(result.view, label=label) for result, label in zip(results, _PRESETS.values(), strict=True)]
     try:
         FOLDER.mkdir(exist_ok=True)
         return write_page(views, FOLDER / REPORT_NAME)

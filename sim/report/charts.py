@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -39,6 +40,8 @@ class Figure(NamedTuple):
 FONT_PX = 14
 LEFT_PX, RIGHT_PX, TOP_PX, BOTTOM_PX = 62, 14, 6, 52
 _TITLE_PX, _LEGEND_LINE_PX = 26, 24
+_DECADES = 1.5
+"""A log axis over more than this has ticks at powers of ten alone."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,18 @@ def axis(title: str = "", **more: Any) -> dict[str, Any]:
     return {"title": {"text": title, "standoff": 8}, "rangemode": "tozero", "automargin": False, **more}
 
 
+def log_axis(title: str, low: float, high: float) -> dict[str, Any]:
+    """A logarithmic axis, which says so, from ``low`` to ``high`` (above 0), with plain numbers at its ticks."""
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    steps = (1,) if math.log10(high / low) > _DECADES else (1, 2, 5)
+    ticks = [step * 10.0**power for power in range(first, last + 1) for step in steps]
+    bounds = [math.log10(low), math.log10(high)]
+    return {
+        **{"title": {"text": f"{title} (log scale)", "standoff": 8}, "type": "log", "range": bounds},
+        **{"tickvals": ticks, "ticktext": [f"{tick:,g}" for tick in ticks], "automargin": False},
+    }
+
+
 def stacked_panels(panels: Sequence[Panel], x_title: str, x_range: Sequence[float]) -> Figure:
     """Panels one above the other on one shared x axis, each with its title and the names of its lines above it."""
     heads = [_TITLE_PX + _LEGEND_LINE_PX * panel.legend_lines for panel in panels]
@@ -98,6 +113,19 @@ def stacked_panels(panels: Sequence[Panel], x_title: str, x_range: Sequence[floa
     layout["barmode"] = "stack"
     layout["bargap"] = 0
     return Figure(traces, layout)
+
+
+def one_panel(panel: Panel, x_title: str, x_range: Sequence[float], *, last: bool) -> Figure:
+    """A panel as a figure of its own, with the same margins as its neighbours; the page gives it title and legend. Only
+    the ``last`` one of a stack says what the axis is."""
+    bottom_px = BOTTOM_PX if last else 14
+    layout = base_layout(panel.height_px + TOP_PX + bottom_px, barmode="stack", bargap=0)
+    layout["margin"] = {**layout["margin"], "b": bottom_px}
+    layout["xaxis"] = axis(x_title if last else "", range=list(x_range), showticklabels=last, nticks=6)
+    layout["yaxis"] = axis(nticks=4, **panel.axis)
+    if panel.top is not None:
+        layout["yaxis"]["range"] = [0, panel.top]
+    return Figure(panel.traces, layout)
 
 
 def _panel_title(text: str, y: float) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from sim.report.charts import Figure, Floats, Trace, axis, band, base_layout, line, rounded
+from sim.report.charts import BOTTOM_PX, Figure, Floats, Trace, axis, band, base_layout, line, log_axis, rounded
 from sim.report.palette import COLOURS, part_colour
 from sim.report.view import RunView
 from sim.report.words import GAP_CAUSES, METRICS
@@ -16,6 +16,9 @@ from sim.wording import seconds
 _SHARES = np.concatenate((np.linspace(0, 0.98, 99), np.linspace(0.98, 1.0, 41)[1:]))
 _LOG_SPREAD = 30.0
 """A log axis is used, and said, where the 99th percentile exceeds the 5th this many times."""
+
+_LOG_TAIL = 5.0
+"""So it is where the largest value exceeds the 99th percentile this many times."""
 
 _NUM_CLASSES = 20
 _HEIGHT_PX = 320
@@ -32,8 +35,10 @@ def ecdf(views: Sequence[RunView], metric: str) -> Figure | None:
     for view, (values_s, shares) in curves:
         hover = f"{view.label}: %{{y:.3g}} % of the samples take at most %{{x:.3~g}} {unit}"
         traces.append(line(values_s / unit_s, 100 * shares, view.label, view.colour, view.dash, hover=hover))
-    layout = _layout(f"{METRICS[metric][0]}, {unit}", "share of the samples, %", log=log, legend=len(views) > 1)
-    layout["yaxis"] |= {"range": [0, 101]}
+    title = f"{METRICS[metric][0]}, {unit}"
+    layout = _layout(legend=len(views) > 1)
+    layout["xaxis"] = _axis(title, [values_s / unit_s for _, (values_s, _) in curves], log)
+    layout["yaxis"] = axis("share of the samples, %", range=[0, 101])
     _draw_limits(layout, views, metric, unit_s, log)
     return Figure(traces, layout)
 
@@ -70,16 +75,12 @@ def gaps_by_cause(view: RunView) -> Figure | None:
                 "hovertemplate": f"{hover}<extra></extra>",
             }
         )
-    layout = base_layout(90 + 60 * len(gaps), margin={"l": 150, "r": 20, "t": 6, "b": BOTTOM})
+    layout = base_layout(90 + 60 * len(gaps), margin={"l": 150, "r": 20, "t": 6, "b": BOTTOM_PX})
     high_ms = max(of.quantile(0.99) for of in gaps.values()) * 1e3
     low_ms = min(max(of.quantile(0.5), 1e-6) for of in gaps.values()) * 1e3
-    log = high_ms > _LOG_SPREAD * low_ms
-    layout["xaxis"] = axis(f"gap, ms{' (log scale)' if log else ''}", type="log" if log else "linear")
-    layout["yaxis"] = {"automargin": False, "autorange": "reversed"}
+    layout["xaxis"] = _axis("gap, ms", [np.array([low_ms, high_ms])], high_ms > _LOG_SPREAD * low_ms)
+    layout["yaxis"] = {"automargin": False, "range": [len(gaps) - 0.4, -0.6]}
     return Figure(traces, layout)
-
-
-BOTTOM = 56
 
 
 def gap_rows(view: RunView) -> list[tuple[str, str, str, str, str]]:
@@ -131,8 +132,10 @@ def _by(views: Sequence[RunView], column: str, title: str) -> Figure | None:
         hover = f"{view.label}, around %{{x:.3~s}}: half of the requests have a first token within %{{y:.3~g}} {unit}"
         trace = line(middles, median_s / unit_s, view.label, view.colour, view.dash, hover=hover)
         traces.append(trace | {"mode": "lines+markers"})
-    layout = _layout(title, f"TTFT, {unit}{' (log scale)' if log else ''}", log=False, legend=len(views) > 1)
-    layout["yaxis"] |= {"type": "log"} if log else {}
+    layout = _layout(legend=len(views) > 1)
+    layout["xaxis"] = axis(title, nticks=6)
+    extremes = [marks / unit_s for _, found in curves for marks in (found[1:] if len(views) == 1 else found[2:3])]
+    layout["yaxis"] = _axis(f"TTFT, {unit}", extremes, log)
     _draw_limits(layout, views, "ttft_s", unit_s, log, vertical=False)
     return Figure(traces, layout)
 
@@ -149,10 +152,16 @@ def _classes(view: RunView, column: str) -> tuple[Floats, Floats, Floats, Floats
     return np.array([np.median(places) for places, _ in parts]), marks[:, 0], marks[:, 1], marks[:, 2]
 
 
-def _layout(x_title: str, y_title: str, *, log: bool, legend: bool) -> dict[str, Any]:
+def _axis(title: str, values: Sequence[Floats], log: bool) -> dict[str, Any]:
+    if not log:
+        return axis(title, nticks=6)
+    known = np.concatenate(values)
+    known = known[known > 0.0]
+    return log_axis(title, 0.8 * float(known.min()), 1.2 * float(known.max()))
+
+
+def _layout(*, legend: bool) -> dict[str, Any]:
     layout = base_layout(_HEIGHT_PX + (52 if legend else 0))
-    layout["xaxis"] = axis(x_title + (" (log scale)" if log else ""), type="log" if log else "linear", nticks=6)
-    layout["yaxis"] = axis(y_title, nticks=6)
     if legend:
         layout |= {"showlegend": True, "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"}}
         layout["margin"] = {**layout["margin"], "t": 58}
@@ -186,7 +195,8 @@ def _unit(curves: Sequence[Floats]) -> tuple[float, str]:
 def _is_wide(curves: Sequence[tuple[Floats, Floats]]) -> bool:
     lows = [float(values[np.searchsorted(shares, 0.05)]) for values, shares in curves]
     highs = [float(values[min(int(np.searchsorted(shares, 0.99)), len(values) - 1)]) for values, shares in curves]
-    return min(lows) > 0.0 and max(highs) > _LOG_SPREAD * min(lows)
+    most = max(float(values[-1]) for values, _ in curves)
+    return min(lows) > 0.0 and (max(highs) > _LOG_SPREAD * min(lows) or most > _LOG_TAIL * max(highs))
 
 
 def _wrapped(words: str) -> str:

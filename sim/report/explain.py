@@ -93,7 +93,10 @@ def _queue(view: RunView, row: Any) -> list[str]:
     if waited_s <= _SOON_S:
         return [*lines, "It was taken into the batch at once."]
     lines.append(f"It was first worked on at {_at(row.first_scheduled_s)}, after {seconds(waited_s)}.")
-    lines += _causes(view, row.arrival_s, row.first_scheduled_s)
+    held = _held_s(view, row.arrival_s, row.first_scheduled_s)
+    if not any(time_s for cause, time_s in held.items() if cause != "arrivals"):
+        return [*lines, "It had to wait for the end of the step that was running, for nothing else."]
+    lines += _causes(view, held)
     lines += _in_batch(view, (row.arrival_s + row.first_scheduled_s) / 2, "Half-way through that wait")
     ended = table[np.isclose(table["finish_s"], row.first_scheduled_s, rtol=0, atol=_SOON_S)]
     if len(ended):
@@ -104,8 +107,8 @@ def _queue(view: RunView, row: Any) -> list[str]:
     return lines
 
 
-def _causes(view: RunView, start_s: float, end_s: float) -> list[str]:
-    """Shares of the limits between two times: exact from steps, else from the intervals of the digest."""
+def _held_s(view: RunView, start_s: float, end_s: float) -> dict[str, float]:
+    """Seconds of each limit between two times: exact from steps, else from the intervals of the digest."""
     held: dict[str, float] = {}
     if view.record.steps is not None:
         rows = view.record.steps
@@ -118,9 +121,13 @@ def _causes(view: RunView, start_s: float, end_s: float) -> list[str]:
         overlap_s = np.minimum(low_s + digest.width_s, end_s) - np.maximum(low_s, start_s)
         inside = np.clip(overlap_s, 0, None) / digest.width_s
         held = {cause: float(np.sum(time_s * inside)) for cause, time_s in digest.limited_by().items()}
+    return held
+
+
+def _causes(view: RunView, held: dict[str, float]) -> list[str]:
     total_s = sum(held.values())
     parts = [
-        f"{percent(time_s / total_s)} {CAUSES.get(cause, cause)}"
+        f"{percent(time_s / total_s)} of it, {CAUSES.get(cause, cause)}"
         for cause, time_s in sorted(held.items(), key=lambda item: -item[1])
         if total_s and time_s >= 0.01 * total_s
     ]
@@ -131,11 +138,11 @@ def _causes(view: RunView, start_s: float, end_s: float) -> list[str]:
 def _in_batch(view: RunView, at_s: float, when: str = "In the batch then") -> list[str]:
     """The requests under way at a time that hold most; those preempted just then are counted too."""
     table = view.requests
-    end_s = table["finish_s"].fillna(np.inf)
-    inside = table[(table["first_scheduled_s"] <= at_s) & (end_s > at_s)]
+    inside = table[(table["first_scheduled_s"] <= at_s) & (table["finish_s"].fillna(np.inf) > at_s)]
     if not len(inside):
         return []
-    share = ((at_s - inside["first_token_s"]) / (end_s - inside["first_token_s"])).clip(0, 1).fillna(0.0)
+    decode_s = inside["finish_s"].fillna(np.inf) - inside["first_token_s"]
+    share = ((at_s - inside["first_token_s"]) / decode_s).clip(0, 1).fillna(0.0)
     held = (inside["prompt_tokens"] + share * inside["output_tokens"]).round().astype(int)
     largest = held.sort_values(ascending=False, kind="stable").head(_NAMED)
     names = ", ".join(f"{inside.at[place, 'id']} ({tokens:,})" for place, tokens in largest.items())

@@ -47,21 +47,20 @@ def _where(summary: Summary) -> tuple[str, str]:
 def _named(view: RunView) -> str:
     """The label, and what its policy does in a few words."""
     try:
-        return f"{view.label} ({preset(view.name).summary})"
+        return f"{view.label} ({view.name}: {preset(view.name).summary})"
     except UserError:
         return view.label
 
 
-def shared_facts(views: Sequence[RunView]) -> list[tuple[str, str]]:
+def shared_facts(views: Sequence[RunView]) -> list[tuple[str, list[str]]]:
     """The facts of all runs: once where they are the same, else with the labels of those that they hold for."""
     of_views = [facts(view) for view in views]
-    shared = []
+    shared: dict[str, list[str]] = {}
     for name, value in dict.fromkeys(fact for of_view in of_views for fact in of_view):
         holders = [view.label for view, of_view in zip(views, of_views, strict=True) if (name, value) in of_view]
         everywhere = len(holders) == len(views)
-        shared.append((name, value if everywhere else f"{', '.join(holders)}: {value}"))
-    order = list(dict.fromkeys(name for name, _ in shared))
-    return sorted(shared, key=lambda fact: order.index(fact[0]))
+        shared.setdefault(name, []).append(value if everywhere else f"{', '.join(holders)}: {value}")
+    return list(shared.items())
 
 
 def facts(view: RunView) -> list[tuple[str, str]]:
@@ -134,7 +133,8 @@ def _memory(summary: Summary) -> str:
         )
     if kv.get("fragmentation_mean", 0.0) > 0.2:
         parts.append(
-            f"{percent(kv['fragmentation_mean'])} of the reserved KV cache was empty, set aside for longer requests"
+            f"{percent(kv['fragmentation_mean'])} of the reserved KV cache (GPU memory that running requests hold) was"
+            " empty, set aside for longer answers"
         )
     events = counts["recompute"] + counts["swap"]
     if events:

@@ -40,7 +40,7 @@ def _bars(kind: str, words: str, bars: Sequence[tuple[str, Life, Any]]) -> Trace
     marker: dict[str, Any] = {"color": faded(colour, 0.8), "line": {"color": colour, "width": 1}}
     if pattern := part_pattern(kind):
         marker["pattern"] = {"shape": pattern, "fgcolor": colour, "bgcolor": faded(colour, 0.2), "size": 6}
-        marker["pattern"]["fillmode"] = "replace"
+        marker["pattern"] |= {"fillmode": "replace", "solidity": 0.2}
     hovers = [
         f"{words}, for {seconds(phase.end_s - phase.start_s)}<br>{in_words(life).replace('. ', '.<br>')}"
         for _, life, phase in bars

@@ -39,13 +39,13 @@ class Life(NamedTuple):
 def chosen_lives(view: RunView) -> list[Life]:
     """At most ``MAX_LIVES`` finished requests: the slowest, typical ones, the fastest, and those preempted most."""
     table = view.requests
+    table = table.assign(hits=table["recompute_preemptions"] + table["swap_preemptions"])
     done = table[table["outcome"] == "finished"].sort_values("e2e_s", kind="stable")
     if not len(done):
         return []
-    hits = done["recompute_preemptions"] + done["swap_preemptions"]
     middle = len(done) // 2
     picks = {
-        "preempted most often": done[hits > 0].assign(hits=hits).sort_values("hits", kind="stable").tail(_OF_A_KIND),
+        "preempted most often": done[done["hits"] > 0].sort_values("hits", kind="stable").tail(_OF_A_KIND),
         "slowest": done.tail(_OF_A_KIND),
         "around the median": done.iloc[max(0, middle - _OF_A_KIND // 2) : middle + _OF_A_KIND // 2],
         "fastest": done.head(_OF_A_KIND // 2),

@@ -17,12 +17,21 @@ _NUM_RATES = 60
 _AT = "around %{x:.3~s} s"
 
 
+X_TITLE = "seconds since the start of the run"
+
+
 def over_time(views: Sequence[RunView]) -> Figure:
-    """All panels of one run, or the same panels of several runs laid over each other."""
+    """All panels of one run, or the same panels of several runs laid over each other, in one figure."""
+    panels, x_range = time_panels(views)
+    return stacked_panels(panels, X_TITLE, x_range)
+
+
+def time_panels(views: Sequence[RunView]) -> tuple[list[Panel], tuple[float, float]]:
+    """The panels, and the range of the time axis that they share."""
     ends_s = [max((view.summary["duration_s"], *_last_s(view))) for view in views]
     known = [view for view in views if view.digest is not None]
     panels = _of_one(views[0]) if len(views) == 1 else _of_several(views, known, max(ends_s))
-    return stacked_panels(panels, "seconds since the start of the run", (_first_s(views), max(ends_s)))
+    return panels, (_first_s(views), max(ends_s))
 
 
 def _first_s(views: Sequence[RunView]) -> float:
@@ -59,9 +68,8 @@ def _of_several(views: Sequence[RunView], known: Sequence[RunView], end_s: float
     for level, words in (("running", "Requests running in a step"), ("waiting", "Requests waiting in the queue")):
         panels.append(Panel(words, [trace for view in known for trace in _level(view, level)]))
     panels += [_kv(known), _step_s(known)]
-    for number, view in enumerate(known):
-        title = f"{view.label}: what kept further requests out, %"
-        panels.append(_limits(view, title, height_px=70, legend_lines=2, named=number >= 0))
+    for view in known:
+        panels.append(_limits(view, f"{view.label}: what kept further requests out, % of busy time", height_px=70))
     return panels
 
 
@@ -143,7 +151,7 @@ def _step_s(views: Sequence[RunView]) -> Panel:
     return Panel("Mean duration of a step, ms", traces)
 
 
-def _limits(view: RunView, title: str, *, height_px: int = 90, legend_lines: int = 2, named: bool = True) -> Panel:
+def _limits(view: RunView, title: str, *, height_px: int = 90, legend_lines: int = 2) -> Panel:
     """What kept admission back, as stacked shares of the busy time of each interval."""
     assert view.digest is not None
     digest, by_cause = view.digest, view.digest.limited_by()
@@ -161,7 +169,7 @@ def _limits(view: RunView, title: str, *, height_px: int = 90, legend_lines: int
         traces.append(
             {
                 **{"type": "bar", "x": rounded(digest.middle_s), "y": rounded(share), "width": digest.width_s},
-                **{"name": SHORT_CAUSES.get(cause, cause), "marker": marker, "showlegend": named},
+                **{"name": SHORT_CAUSES.get(cause, cause), "marker": marker},
                 "hovertemplate": f"{_AT}, %{{y:.3g}} % of the busy time: {CAUSES.get(cause, cause)}<extra></extra>",
             }
         )

@@ -39,6 +39,22 @@
     var layout = put(figure.layout, colours(figure.layout));
     if (coarse) { layout.dragmode = false; }
     Plotly.newPlot(node, figure.data, layout, { displayModeBar: false, displaylogo: false, responsive: true });
+    node.on("plotly_relayout", function (change) { follow(node, change); });
+  }
+
+  // Plots of one chart share their horizontal axis: zooming one zooms all.
+  var following = false;
+  function follow(node, change) {
+    var range = [change["xaxis.range[0]"], change["xaxis.range[1]"]];
+    var whole = change["xaxis.autorange"];
+    if (following || (range[0] === undefined && !whole)) { return; }
+    following = true;
+    plots.forEach(function (other) {
+      if (other !== node && other.dataset.drawn && other.dataset.group === node.dataset.group) {
+        Plotly.relayout(other, whole ? { "xaxis.autorange": true } : { "xaxis.range": range });
+      }
+    });
+    following = false;
   }
 
   function rest() {

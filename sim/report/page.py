@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sim.report import bound, distributions, gantt
-from sim.report.charts import Figure
+from sim.report.charts import TOP_PX, Figure, one_panel
 from sim.report.figures import (
     Table,
     config_table,
@@ -21,7 +21,8 @@ from sim.report.figures import (
 )
 from sim.report.finding import find, shared_facts
 from sim.report.lives import chosen_lives, in_words
-from sim.report.over_time import over_time
+from sim.report.over_time import X_TITLE, time_panels
+from sim.report.palette import area_sample, line_sample
 from sim.report.view import RunView, arrival_and_end_rates, side_by_side
 from sim.report.words import CAUSES, GLOSSARY, METRICS
 from sim.runs import write_whole
@@ -47,8 +48,9 @@ _INTRO = (
     " the people who wait, and why."
 )
 _INTERVALS = (
-    "Times are those of requests that have them; docs/metrics.md defines each one. ± is half of a 95 % interval, from"
-    " 20 windows of neighbouring requests; where it is missing there are too few samples, or the run does not keep up."
+    "Each time is over the requests that have it (docs/metrics.md of batchscope defines them). ± is half of a 95 %"
+    " interval, from 20 windows of neighbouring requests; where it is missing there are too few samples, or the run does"
+    " not keep up."
 )
 
 
@@ -58,9 +60,18 @@ class Chart(NamedTuple):
     id: str
     title: str
     caption: str
+    parts: list[Part]
+    table: Table | None
+
+
+class Part(NamedTuple):
+    """A plot of a chart: its own title, the names of its lines as (sample, name), and what plotly draws."""
+
+    id: str
+    title: str
+    legend: list[tuple[str, str]]
     json: str
     height_px: int
-    table: Table | None
 
 
 def write_page(
@@ -85,7 +96,7 @@ def page(views: Sequence[RunView], *, paired: bool = True, notices: Sequence[str
         intro=_INTRO,
         sections=[(key, f"{number}. {name}") for number, (key, name) in enumerate(SECTIONS.items(), 1)],
         finding=find(views),
-        facts=[*shared_facts(views), *(("Comparison", notice) for notice in notices)],
+        facts=[*shared_facts(views), *([("Comparison", list(notices))] if notices else [])],
         glossary=[*GLOSSARY.items(), *METRICS.values()],
         figures_note=_INTERVALS,
         tables=_tables(views, paired),
@@ -113,7 +124,7 @@ def _plotly_js() -> str:
 
 def _title(views: Sequence[RunView]) -> str:
     summary = views[0].summary
-    return f"{' against '.join(view.label for view in views)}: {summary['model']} on {summary['hardware']}"
+    return f"{', '.join(view.label for view in views)}: {summary['model']} on {summary['hardware']}"
 
 
 def _tables(views: Sequence[RunView], paired: bool) -> list[Table]:
@@ -132,9 +143,38 @@ def _chart(
     key: str, title: str, caption: str, figure: Figure | None, table: Table | None = None
 ) -> Iterable[Chart]:
     if figure is not None:
-        # "</" would end the script element that holds it.
-        text = figure.to_json().replace("</", "<\\/")
-        yield Chart(f"chart-{key}", title, caption, text, int(figure.layout["height"]), table)
+        yield Chart(f"chart-{key}", title, caption, [_part(f"plot-{key}", "", figure)], table)
+
+
+def _part(key: str, title: str, figure: Figure) -> Part:
+    # The legend stands above the plot, where it wraps with the page.
+    margin = figure.layout["margin"]
+    height_px = figure.layout["height"] - (margin["t"] - TOP_PX)
+    layout = {**figure.layout, "showlegend": False, "margin": {**margin, "t": TOP_PX}, "height": height_px}
+    # "</" would end the script element that holds it.
+    text = Figure(figure.data, layout).to_json().replace("</", "<\\/")
+    legend = legend_of(figure, key)
+    return Part(key, title, legend if len(legend) > 1 or title else [], text, int(height_px))
+
+
+def legend_of(figure: Figure, key: str) -> list[tuple[str, str]]:
+    """Sample and name of each line and area that has a name."""
+    entries: dict[str, str] = {}
+    for number, trace in enumerate(figure.data):
+        if trace.get("showlegend") is False or "name" not in trace:
+            continue
+        if trace["type"] == "bar":
+            marker = trace["marker"]
+            pattern = marker.get("pattern", {})
+            colour = pattern.get("fgcolor") or marker["color"]
+            sample = area_sample(colour, pattern.get("shape", ""), f"{key}-{number}")
+        elif "stackgroup" in trace:
+            shape = trace.get("fillpattern", {}).get("shape", "")
+            sample = area_sample(trace["line"]["color"], shape, f"{key}-{number}")
+        else:
+            sample = line_sample(trace["line"]["color"], trace["line"].get("dash", "solid"))
+        entries.setdefault(trace["name"], sample)
+    return [(sample, name) for name, sample in entries.items()]
 
 
 def _time_charts(views: Sequence[RunView]) -> Iterable[Chart]:
@@ -145,7 +185,12 @@ def _time_charts(views: Sequence[RunView]) -> Iterable[Chart]:
     if all(view.digest is None for view in views):
         caption = "This record has no steps: run again with sim.record = steps to see the engine over time."
     table = _time_table(views[0]) if len(views) == 1 else None
-    yield from _chart("time", "The run over time", caption, over_time(views), table)
+    panels, x_range = time_panels(views)
+    parts = []
+    for number, panel in enumerate(panels):
+        figure = one_panel(panel, X_TITLE, x_range, last=number == len(panels) - 1)
+        parts.append(_part(f"plot-time-{number}", panel.title, figure))
+    yield Chart("chart-time", "The run over time" if len(views) == 1 else "The runs over time", caption, parts, table)
 
 
 def _time_table(view: RunView) -> Table | None:
@@ -209,7 +254,9 @@ def _request_charts(views: Sequence[RunView]) -> Iterable[Chart]:
         vague = " When requests were preempted is kept with sim.record = tokens only." if any(
             life.vague for life in lives
         ) else ""
-        caption = f"{len(lives)} of {len(view.requests):,} requests, from their own arrival on: {_kinds(lives)}.{vague}"
+        caption = (
+            f"{len(lives)} of {len(view.requests):,} requests, each from its own arrival on: {_kinds(lives)}.{vague}"
+        )
         rows = [(f"#{life.row.id}", life.chosen, in_words(life)) for life in lives]
         table = Table(f"These requests in words{of}", ("request", "chosen as", "what happened"), rows)
         yield from _chart(f"lives-{number}", f"Lives of requests{of}", caption, gantt.gantt(lives), table)

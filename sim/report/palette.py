@@ -43,6 +43,37 @@ def faded(colour: str, alpha: float) -> str:
     return f"rgba({red},{green},{blue},{alpha:g})"
 
 
+_DASH_ARRAYS = {
+    "solid": "", "dash": "9 6", "dot": "2 4", "dashdot": "9 4 2 4", "longdash": "15 6", "longdashdot": "15 4 2 4",
+}  # fmt: skip
+_STROKES = {
+    "/": "M0 8L8 0", "\\": "M0 0L8 8", "x": "M0 8L8 0M0 0L8 8", "-": "M0 4H8", "|": "M4 0V8", "+": "M0 4H8M4 0V8",
+    ".": "M3 4H5",
+}  # fmt: skip
+
+
+def line_sample(colour: str, dash: str) -> str:
+    """A piece of a line as SVG, for the legend of a page."""
+    stroke = f'stroke="{colour}" stroke-width="3" stroke-dasharray="{_DASH_ARRAYS[dash]}"'
+    return f'<svg class="sample" width="40" height="12" aria-hidden="true"><path d="M0 6H40" {stroke}/></svg>'
+
+
+def area_sample(colour: str, pattern: str, key: str) -> str:
+    """A patch of an area or a bar as SVG; ``key`` is its own on the page."""
+    if not pattern:
+        fill, tile = colour, ""
+    else:
+        stroke = f'stroke="{colour}" stroke-width="2"'
+        fill = f"url(#{key})"
+        tile = (
+            f'<defs><pattern id="{key}" width="8" height="8" patternUnits="userSpaceOnUse">'
+            f'<rect width="8" height="8" fill="{faded(colour, 0.25)}"/><path d="{_STROKES[pattern]}" {stroke}/>'
+            "</pattern></defs>"
+        )
+    box = f'<rect width="24" height="14" fill="{fill}" stroke="{colour}"/>'
+    return f'<svg class="sample" width="24" height="14" aria-hidden="true">{tile}{box}</svg>'
+
+
 PARTS = {
     "linear": 0, "decode_attention": 1, "prefill_attention": 2, "head": 3, "host": 9, "swap": 7, "other": 10,
     "arrivals": 9, "max_num_seqs": 4, "token_budget": 5, "kv_blocks": 7, "batch": 6, "swapped": 3,
