@@ -49,7 +49,8 @@ class Preset(NamedTuple):
     order of evaluation, besides ``max_model_len`` and ``faithful``, which all presets have; ``fixed`` are
     arguments that make the variant. KV ``blocks`` are ``paged`` (``block_size`` tokens), ``whole`` (the same, all that
     a request can need at once), ``reserved`` (those of ``max_model_len`` tokens a request), a ``slot`` a request
-    (``max_model_len`` tokens), single ``token`` slots, or such slots in a ``radix`` tree. ``refuses_small_pool``:
+    (``max_model_len`` tokens), single ``token`` slots reserved at once, ``cell`` by cell as a
+    request grows, or in a ``radix`` tree. ``refuses_small_pool``:
     faithful, it refuses a pool smaller than one longest request, as those that check their parameters like vLLM do.
     ``host`` names measured host terms of a step; None: no host term is added. ``recorded_as`` are system, engine
     and version in decision logs of that engine, if there are recorded ones to hold a run against. ``defaults_of``:
@@ -66,7 +67,7 @@ class Preset(NamedTuple):
     fixed: Mapping[str, Value] = MappingProxyType({})
     chunked_policy: str | None = None
     delivery: Literal["step", "batch_end"] = "step"
-    blocks: Literal["paged", "whole", "reserved", "slot", "token", "radix"] = "paged"
+    blocks: Literal["paged", "whole", "reserved", "slot", "token", "cell", "radix"] = "paged"
     null_block: bool = False
     unhashed_first: bool = False
     checks_like_vllm: bool = False

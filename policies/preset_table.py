@@ -8,6 +8,8 @@ from types import MappingProxyType
 from policies.preset import POOL_BLOCK_SIZE, Preset, Rule, Value
 from policies.preset_batchers import BATCHERS
 from policies.preset_fastgen import FASTGEN
+from policies.preset_literature import LITERATURE
+from policies.preset_llamacpp import LLAMACPP
 from policies.preset_sarathi import SARATHI, VIDUR
 from policies.preset_sglang import SGLANG
 from policies.preset_tensorrt import TENSORRT_LLM
@@ -93,6 +95,7 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
             *SGLANG,
             *TGI,
             *TENSORRT_LLM,
+            *LLAMACPP,
             *SARATHI,
             *VIDUR,
         )

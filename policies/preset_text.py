@@ -14,6 +14,7 @@ _BLOCKS = {
     "whole": "blocks of block_size tokens, all that a request can need taken when it starts",
     "reserved": "blocks of block_size tokens, those of max_model_len tokens reserved a request",
     "slot": "one slot of max_model_len tokens a request",
+    "cell": "token slots, taken as a request grows",
     "token": "token slots, reserved for the whole request when it is admitted",
     "radix": "token slots, taken as a request grows, prefixes shared in a radix tree",
 }
@@ -153,7 +154,7 @@ def _classes(preset: Preset) -> list[tuple[str, str]]:
 
 def _pool(preset: Preset) -> list[tuple[str, str]]:
     """What ``num_gpu_blocks`` counts where the policy's own blocks are others."""
-    if preset.blocks not in ("slot", "token", "radix"):
+    if preset.blocks not in ("slot", "token", "cell", "radix"):
         return []
     tokens = _POOL * POOL_BLOCK_SIZE
     what = f"{tokens:,} tokens, so {tokens:,} / max_model_len" if preset.blocks == "slot" else f"{tokens:,}"

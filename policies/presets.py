@@ -42,14 +42,14 @@ _NOT_NEGATIVE = frozenset(
     {
         *("swap_space_bytes", "long_prefill_token_threshold", "chunked_prefill_size", "max_paddings", *_CHUNK_SCHEDULE),
     }
-    | {"max_batch_total_tokens", "max_input_length", "max_waiting_tokens"}
+    | {"max_batch_total_tokens", "max_input_length", "max_waiting_tokens", "max_num_queued_reqs"}
 )
 _ORDERING_COUNTS = frozenset({"num_levels", "quantum_steps", "starvation_limit_steps", "replan_steps"})
 _ORDERING_SIZES = frozenset({"preemption_cap", "predictor_seed"})
 _SWITCHES = frozenset(
     {
         *("enable_chunked_prefill", "enable_prefix_caching", "enable_mixed_chunk", "ignore_eos", "faithful"),
-        *("scheduler_reserve_full_isl", "evict_running", "proactive_swap"),
+        *("scheduler_reserve_full_isl", "cont_batching", "evict_running", "proactive_swap"),
     }
 )
 _AMOUNTS = frozenset({"ageing_per_s", "predictor_sigma", "w_in", "w_out"})
@@ -280,7 +280,7 @@ def _memory(parameters: Parameters, num_gpu_blocks: int, kv_bytes_per_token: int
     tokens, longest = num_gpu_blocks * block_size, parameters.max_model_len
     if chosen.blocks == "slot":
         return KvManager(_at_least_one(tokens // longest, num_gpu_blocks, f"one slot of {longest}"), longest)
-    if chosen.blocks == "token":
+    if chosen.blocks in ("token", "cell"):
         return KvManager(_at_least_one(tokens - 1, num_gpu_blocks, "a prompt and an output token, 2") + 1, 1)
     if chosen.blocks == "radix":
         from policies.core.radix_kv import RadixKv

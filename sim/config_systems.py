@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from sim.config_keys import Section, choice, key, number, whole
+from sim.config_keys import Section, boolean, choice, key, number, whole
 
 _count = whole(1)
 _size = whole(0)
@@ -38,4 +38,10 @@ class SystemKeys(Section):
         choice("first_come_first_served", "equal_progress"),
         "How prompts share the tokens of a step, with enable_chunked_prefill (TensorRT-LLM).",
         default=None,
+    )
+    cont_batching: bool | None = key(
+        boolean, "Compute prompts beside slots that generate (llama.cpp, Ollama).", default=None
+    )
+    max_num_queued_reqs: int | None = key(
+        _size, "Requests that may wait; who comes on top is refused (Ollama: OLLAMA_MAX_QUEUE).", default=None
     )

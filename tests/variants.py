@@ -32,6 +32,8 @@ class Variant(NamedTuple):
     preset: str
     blocks: Blocks
     overrides: Mapping[str, object] = {}
+    most_seqs: int = 256
+    """Most requests at a time: as many as any pool of these tests holds, where slots share it and cannot wait."""
 
     @property
     def deliver_at_batch_end(self) -> bool:
@@ -58,7 +60,7 @@ class Variant(NamedTuple):
             "enable_chunked_prefill", chosen.defaults.get("enable_chunked_prefill", False)
         ) or chosen.fixed.get("scheduler") in ("sarathi", "simple_chunking")
         limits = {
-            "max_num_seqs": size.max_num_seqs,
+            "max_num_seqs": min(size.max_num_seqs, self.most_seqs),
             "max_num_batched_tokens": max(
                 size.max_num_batched_tokens,
                 size.max_num_seqs,
@@ -126,7 +128,7 @@ def _variants() -> list[Variant]:
 
 
 def _reserving() -> list[Variant]:
-    """Text Generation Inference, with room at its door for everybody, and TensorRT-LLM."""
+    """Text Generation Inference, with room at its door for everybody, TensorRT-LLM, llama.cpp."""
     found = [Variant("tgi-1.4", "tgi-1.4", "slots", {"max_concurrent_requests": 1 << 20, "max_waiting_tokens": 6})]
     chunks = {"chunked": "first_come_first_served", "equal": "equal_progress"}
     for name, labels in (("no-evict", ["chunked"]), ("max-utilization", ["chunked", "equal"]), ("static", ["equal"])):
@@ -135,6 +137,10 @@ def _reserving() -> list[Variant]:
         for label in labels:
             rule = {"enable_chunked_prefill": True, "context_chunking_policy": chunks[label]}
             found.append(Variant(f"{preset_name}-{label}", preset_name, "prompts", rule))
+    found.append(Variant("llamacpp", "llamacpp", "slots"))
+    found.append(Variant("llamacpp-waits", "llamacpp", "slots", {"cont_batching": False}))
+    found.append(Variant("llamacpp-unified", "llamacpp-unified", "chunks", most_seqs=6))
+    found.append(Variant("ollama", "ollama", "slots", {"max_num_queued_reqs": 1 << 20}))
     return found
 
 
