@@ -8,7 +8,6 @@ from types import MappingProxyType
 from policies.preset import POOL_BLOCK_SIZE, Preset, Rule, Value
 from policies.preset_batchers import BATCHERS
 from policies.preset_fastgen import FASTGEN
-from policies.preset_literature import LITERATURE
 from policies.preset_llamacpp import LLAMACPP
 from policies.preset_sarathi import SARATHI, VIDUR
 from policies.preset_sglang import SGLANG
