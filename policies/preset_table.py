@@ -9,6 +9,7 @@ from policies.preset import POOL_BLOCK_SIZE, Preset, Rule, Value
 from policies.preset_batchers import BATCHERS
 from policies.preset_fastgen import FASTGEN
 from policies.preset_llamacpp import LLAMACPP
+from policies.preset_literature import LITERATURE
 from policies.preset_sarathi import SARATHI, VIDUR
 from policies.preset_sglang import SGLANG
 from policies.preset_tensorrt import TENSORRT_LLM
@@ -97,6 +98,7 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
             *LLAMACPP,
             *SARATHI,
             *VIDUR,
+            *LITERATURE,
         )
     }
 )

@@ -7,6 +7,8 @@ from typing import ClassVar, Literal
 
 from policies.core.errors import ConfigError
 from sim.config_keys import Kind, Section, boolean, choice, impossible, key, number, text, whole
+from sim.config_ordering import OrderingKeys
+from sim.config_systems import SystemKeys
 from traces.workload.lengths import LAWS, LengthLaw, law_table, parse_law
 from traces.workload.limits import MaxTokensRule, check_rule
 from traces.workload.spec import OverLength
@@ -161,7 +163,7 @@ def _keys_of_generator(generator: str) -> tuple[tuple[str, ...], tuple[str, ...]
     return ("rate_per_s",), ("cv", "concurrency", "think_time_s")
 
 
-class EngineConfig(Section):
+class EngineConfig(OrderingKeys, SystemKeys):
     """The scheduler: a preset, and what differs from it."""
 
     _table = "engine"

@@ -75,7 +75,10 @@ class Stepper:
         return self.engine.abort(request_id, float(self.time))
 
     def step(self) -> str:
-        """Run one step and describe it, or say ``idle``; an engine that sleeps until a time is woken then."""
+        """Run one step and describe it, or say ``idle``; an engine that sleeps until a time is woken then. Transfers
+        beside the steps are done when the next one is planned."""
+        for transfer in list(self.policy.kv.in_transit.values()):
+            self.engine.transfer_done(transfer)
         plan = self.engine.plan(float(self.time))
         rejected = [f"!{text}" for text in _answers(plan.rejected)]
         for finish in plan.rejected:

@@ -74,6 +74,7 @@ def test_names() -> None:
         "sarathi-96f9911", "sarathi-96f9911-simple-chunking", "sarathi-96f9911-vllm",
         "sarathi-96f9911-orca", "sarathi-96f9911-ft", "vidur-7d47513-sarathi", "vidur-7d47513-vllm",
         "vidur-7d47513-orca",
+        "priority", "sjf", "srtf", "edf", "least-laxity", "vtc", "fastserve", "andes",
     ]  # fmt: skip
 
 

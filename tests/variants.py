@@ -124,7 +124,7 @@ def _variants() -> list[Variant]:
     found.append(Variant("ray-2.60", "ray-serve-batch-2.60", "slots", {"batch_wait_timeout_s": 2}))
     found.append(Variant("triton", "triton-dynamic", "slots"))
     found.append(Variant("triton-wait", "triton-dynamic", "slots", {"batch_wait_timeout_s": 4}))
-    return found + _sarathi() + _reserving()
+    return found + _sarathi() + _reserving() + _literature()
 
 
 def _reserving() -> list[Variant]:
@@ -153,6 +153,24 @@ def _sarathi() -> list[Variant]:
         if entry.system in ("Sarathi-Serve", "Vidur"):
             blocks: Blocks = "slots" if entry.blocks == "reserved" else "prompts"
             found.append(Variant(entry.name, entry.name, blocks))
+    return found
+
+
+def _literature() -> list[Variant]:
+    """Schedulers from the literature, with what makes them differ most from vLLM."""
+    plain: Mapping[str, object] = {"enable_prefix_caching": False}
+    found = [Variant(name, name, "chunks", plain) for name in ("priority", "sjf", "least-laxity")]
+    guess = {"length_predictor": "max_tokens", "predictor_sigma": 0.7, "ageing_per_s": 30.0}
+    found.append(Variant("srtf-prefix", "srtf", "chunks", {"enable_prefix_caching": True, "preemption_cap": 0}))
+    found.append(Variant("srtf-guessed-whole", "srtf", "chunks", {**plain, **guess, "enable_chunked_prefill": False}))
+    evicts = {"evict_running": True, "preemption_cap": 2, "ttft_target_s": 0.3, "tpot_target_s": 0.02}
+    found.append(Variant("edf-evicts", "edf", "chunks", {**plain, **evicts}))
+    found.append(Variant("vtc", "vtc", "chunks", plain))
+    levels = {"quantum_steps": 4, "num_levels": 4, "starvation_limit_steps": 60}
+    found.append(Variant("fastserve", "fastserve", "chunks", {**levels, "watermark": 0.1}))
+    found.append(Variant("fastserve-reactive", "fastserve", "chunks", {**levels, "proactive_swap": False}))
+    hasty = {"ttft_target_s": 0.2, "tpot_target_s": 0.02, "replan_steps": 8, "preemption_cap": 2}
+    found.append(Variant("andes", "andes", "chunks", {**plain, **hasty}))
     return found
 
 

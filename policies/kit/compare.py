@@ -48,12 +48,13 @@ def check_places(
     for key in live:
         if key not in held:
             raise RuleBroken(Rule.PLACE, f"request {key} has not ended and is in no queue")
+    arriving = {key for key in queues.swapped if key in mirror.tables}  # their blocks are back before they run again
     for name, queue, tables in (
-        ("running", queues.running, mirror.tables),
-        ("swapped", queues.swapped, mirror.cpu_tables),
+        ("running", {*queues.running, *arriving}, mirror.tables),
+        ("swapped", set(queues.swapped) - arriving, mirror.cpu_tables),
     ):
-        if tables.keys() != set(queue):
-            odd = min(tables.keys() ^ set(queue))
+        if tables.keys() != queue:
+            odd = min(tables.keys() ^ queue)
             raise RuleBroken(Rule.PLACE, f"request {odd} is in the {name} queue or has its blocks, but not both")
 
 

@@ -58,6 +58,7 @@ class MirrorBackend:
         self.tables: dict[RequestId, list[int]] = {}
         self.cpu_tables: dict[RequestId, list[int]] = {}
         self.decoding: dict[RequestId, None] = {}
+        self._arrived: set[RequestId] = set()
         self._gpu: Memory = {}
         self._cpu: Memory = {}
         self._plan: StepPlan | None = None
@@ -70,6 +71,9 @@ class MirrorBackend:
     def end(self, request_id: RequestId) -> int:
         """A request ended without finishing here; returns the tokens it had produced."""
         self.cpu_tables.pop(request_id, None)
+        if request_id in self._arrived:  # moved back and not in the batch yet, so that no plan says that it leaves
+            self._arrived.remove(request_id)
+            del self.tables[request_id]
         self.rows[request_id].ended = True
         return self.rows[request_id].produced
 
@@ -90,6 +94,7 @@ class MirrorBackend:
         starts = {chunk.id: chunk.start for chunk in plan.chunks}
         for request_id, blocks in plan.joins:
             self.tables[request_id] = list(blocks)
+            self._arrived.discard(request_id)
             row = self.rows[request_id]
             if request_id not in starts:
                 if row.computed != row.known - 1:
@@ -119,6 +124,7 @@ class MirrorBackend:
             if self.cpu_tables.pop(transfer.id, None) != list(transfer.src):
                 raise RuleBroken(Rule.TOLD, f"request {transfer.id} is swapped in from blocks that it was not moved to")
             self.tables[transfer.id] = list(transfer.dst)
+            self._arrived.add(transfer.id)
         if transfer.blocking:
             self.copy(transfer)
 
