@@ -8,7 +8,7 @@ from types import MappingProxyType
 from policies.preset import POOL_BLOCK_SIZE, Preset, Rule, Value
 from policies.preset_batchers import BATCHERS
 from policies.preset_fastgen import FASTGEN
-from policies.preset_llamacpp import LLAMACPP
+from policies.preset_hf import HF_STATIC
 from policies.preset_literature import LITERATURE
 from policies.preset_sarathi import SARATHI, VIDUR
 from policies.preset_sglang import SGLANG
@@ -90,6 +90,7 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
             _orca("orca-oracle", "oracle", "prompt + predicted output"),
             _static("ft-static", return_early=False),
             _static("ft-static-early-return", return_early=True),
+            HF_STATIC,
             FASTGEN,
             *BATCHERS,
             *SGLANG,

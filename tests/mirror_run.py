@@ -44,7 +44,8 @@ class MirrorRun(ScriptRun):
         rows, decodes = self.mirror.rows, self.mirror.decodes()
         contexts = [rows[key].computed for key in decodes]
         assert plan.num_seqs == len(decodes)
-        assert plan.sum_context == sum(contexts)
+        pads_context = getattr(self.policy, "pads_context", False)
+        assert plan.sum_context == (len(contexts) * max(contexts, default=0) if pads_context else sum(contexts))
         assert plan.max_context == max(contexts, default=0)
         prompts = [chunk.num_tokens for chunk in plan.chunks]
         pads = isinstance(self.policy, Static | Paged027) and prompts

@@ -66,8 +66,8 @@ def test_names() -> None:
     assert NAMES == [
         "vllm-0.11", "vllm-0.11-priority", "vllm-0.33", "vllm-0.33-priority", "vllm-0.6", "vllm-0.6-chunked",
         "vllm-0.6-swap", "vllm-0.6-priority", "vllm-0.2.7", "vllm-0.2.7-swap", "orca-max", "orca-pow2", "orca-oracle",
-        "ft-static", "ft-static-early-return", "fastgen-8abdd98", "ray-serve-batch-2.40", "ray-serve-batch-2.60",
-        "triton-dynamic", "sglang-0.4.9", "sglang-0.4.9-lpm", "sglang-0.4.9-dfs-weight", "sglang-0.4.9-mixed",
+        "ft-static", "ft-static-early-return", "hf-static", "fastgen-8abdd98", "ray-serve-batch-2.40",
+        "ray-serve-batch-2.60", "triton-dynamic", "sglang-0.4.9", "sglang-0.4.9-lpm", "sglang-0.4.9-dfs-weight", "sglang-0.4.9-mixed",
         "sglang-0.4.9-no-cache", "tgi-1.4",
         "trtllm-no-evict", "trtllm-max-utilization", "trtllm-static",
         "llamacpp", "llamacpp-unified", "ollama",
@@ -277,7 +277,7 @@ def test_only_batches_that_answer_together_deliver_late() -> None:
         assert options.deliver_at_batch_end == (parameters.delivery == "batch_end")
         if options.deliver_at_batch_end:
             late.append(name)
-    assert late == ["ft-static", "ray-serve-batch-2.40", "ray-serve-batch-2.60", "triton-dynamic"]
+    assert late == ["ft-static", "hf-static", "ray-serve-batch-2.40", "ray-serve-batch-2.60", "triton-dynamic"]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -10,10 +10,21 @@ from tests.stepping import Stepper, table
 
 
 def static(
-    *, slots: int, max_num_seqs: int = 32, max_model_len: int = 100, return_early: bool = False
+    *,
+    slots: int,
+    max_num_seqs: int = 32,
+    max_model_len: int = 100,
+    return_early: bool = False,
+    pads_context: bool = False,
 ) -> Stepper:
     kv = KvManager(slots, max_model_len)
-    policy = Static(kv, max_num_seqs=max_num_seqs, max_model_len=max_model_len, return_early=return_early)
+    policy = Static(
+        kv,
+        max_num_seqs=max_num_seqs,
+        max_model_len=max_model_len,
+        return_early=return_early,
+        pads_context=pads_context,
+    )
     return Stepper(policy, max_model_len=max_model_len, deliver_at_batch_end=not return_early)
 
 
@@ -31,6 +42,21 @@ def test_batch_end_keeps_slot_and_cost_of_finished_rows_and_delivers_together() 
         """
     )
     assert world.step() == "idle"
+
+
+def test_a_naive_call_of_generate_pays_for_padding_in_every_step() -> None:
+    world = static(slots=3, pads_context=True)
+    world.arrive((1, 4, 1), (2, 6, 4), (3, 5, 2), (4, 2, 2))
+    assert world.run() == table(
+        """
+        0  1:0+4,2:0+6,3:0+5         0/18/0    3  4  0  -                        batch  # padded: 3 x 6
+        1  (1:4+1),2:6+1,3:5+1       3/3/18    2  4  0  -                        batch  # 3 x 6, not 4 + 6 + 5
+        2  (1:5+1),2:7+1,(3:6+1)     3/3/21    1  4  0  -                        batch  # 3 x 7
+        3  (1:6+1),2:8+1,(3:7+1)     3/3/24    1  4  0  1=stop1,3=stop2,2=stop4  batch
+        4  4:0+2                     0/2/0     1  -  2  -                        arrivals
+        5  4:2+1                     1/1/2     1  -  2  4=stop2                  arrivals
+        """
+    )
 
 
 def test_early_return_frees_the_slot_but_nobody_joins() -> None:

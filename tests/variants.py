@@ -117,7 +117,7 @@ def _variants() -> list[Variant]:
         found.append(Variant(f"v0-{mode}", "vllm-0.6", "prompts", {"preemption_mode": mode}))
         found.append(Variant(f"v0-chunked-{mode}", "vllm-0.6-chunked", "prompts", {"preemption_mode": mode}))
     found += [Variant(name, name, "slots") for name in ("orca-max", "orca-pow2", "orca-oracle")]
-    found += [Variant(name, name, "slots") for name in ("ft-static", "ft-static-early-return")]
+    found += [Variant(name, name, "slots") for name in ("ft-static", "ft-static-early-return", "hf-static")]
     found.append(Variant("fastgen", "fastgen-8abdd98", "chunks"))
     found.append(Variant("ray-2.40", "ray-serve-batch-2.40", "slots"))
     found.append(Variant("ray-2.40-wait", "ray-serve-batch-2.40", "slots", {"batch_wait_timeout_s": 3}))

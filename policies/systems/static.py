@@ -28,14 +28,22 @@ class Static(BatchingPolicy):
     ends.
 
     Padding is charged in ``num_tokens`` of the prefill step (batch x longest); chunks tell each prompt's own
-    length.
+    length. ``pads_context``: the padding stays in the cache, and every row is charged with the longest context
+    in the steps after it too.
     """
 
     def __init__(
-        self, kv: KvManager, *, max_num_seqs: int, max_model_len: int, return_early: bool = False
+        self,
+        kv: KvManager,
+        *,
+        max_num_seqs: int,
+        max_model_len: int,
+        return_early: bool = False,
+        pads_context: bool = False,
     ) -> None:
         super().__init__(kv, max_num_seqs=max_num_seqs, max_model_len=max_model_len, grows=False)
         self.return_early = return_early
+        self.pads_context = pads_context
         self._ended: dict[RequestId, int] = {}
         self._sum_ended_steps = 0
 
@@ -44,7 +52,8 @@ class Static(BatchingPolicy):
     def schedule(self, now_s: float) -> StepPlan | Idle:
         """Go on with the batch, or start one from the head of the queue."""
         if self.running:
-            return self.make_plan(decode=True, limited_by=self._limit())
+            plan = self.make_plan(decode=True, limited_by=self._limit())
+            return plan._replace(sum_context=plan.num_seqs * plan.max_context) if self.pads_context else plan
         if not self.waiting:
             return self.idle("no_requests")
         joins, chunks = self._start_batch()
