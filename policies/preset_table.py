@@ -10,6 +10,7 @@ from policies.preset_batchers import BATCHERS
 from policies.preset_fastgen import FASTGEN
 from policies.preset_hf import HF_STATIC
 from policies.preset_literature import LITERATURE
+from policies.preset_llamacpp import LLAMACPP
 from policies.preset_sarathi import SARATHI, VIDUR
 from policies.preset_sglang import SGLANG
 from policies.preset_tensorrt import TENSORRT_LLM
