@@ -52,14 +52,14 @@ def explain_step(view: RunView, step: int) -> list[str]:
     lines = [
         f"Step {step:,} of {last + 1:,} ran from {_at(row.start_s)} for {seconds(row.end_s - row.start_s)}.",
         _work(row),
-        f"{row.running:,} requests were in the batch, {row.waiting:,} waited"
-        + (f", {row.swapped:,} were swapped out" if row.swapped else "")
+        f"{_requests(row.running)} in the batch, {row.waiting:,} waiting"
+        + (f", {row.swapped:,} swapped out" if row.swapped else "")
         + f"; {row.free_blocks:,} of {view.summary['kv']['num_gpu_blocks']:,} KV blocks were free.",
         _kept_out(row),
     ]
     if int(mine.iloc[0]["steps"]) > 1:
         alike = int(mine.iloc[0]["steps"])
-        lines.append(f"It is one of {alike:,} alike steps in a row, in which only tokens were added.")
+        lines.append(f"It is one of {alike:,} like steps in a row, in which nobody came or went.")
     middle_s = (row.start_s + row.end_s) / 2
     return [*lines, *_in_batch(view, middle_s), *_waiting_at(view, middle_s)]
 
@@ -67,9 +67,9 @@ def explain_step(view: RunView, step: int) -> list[str]:
 def _work(row: Any) -> str:
     parts = []
     if row.emitting:
-        parts.append(f"one token for each of {row.emitting:,} decoding requests")
+        parts.append(f"one token for each of {row.emitting:,} decoding requests" if row.emitting > 1 else "one token")
     if row.chunk_tokens:
-        done = f", which completed {row.chunk_emits:,} of them" if row.chunk_emits else ""
+        done = f", which completed {row.chunk_emits:,} of these prompts" if row.chunk_emits else ""
         parts.append(f"{row.chunk_tokens:,} tokens of prompts{done}")
     if row.moved_bytes:
         parts.append(f"{rounded(row.moved_bytes / 1e6)} MB over the swap link before it")
@@ -89,7 +89,7 @@ def _queue(view: RunView, row: Any) -> list[str]:
     ahead = (table["arrival_s"] < row.arrival_s) & (
         table["first_scheduled_s"].fillna(table["finish_s"]) > row.arrival_s
     )
-    lines = [f"It arrived at {_at(row.arrival_s)}, when {int(ahead.sum()):,} earlier requests waited for their turn."]
+    lines = [f"It arrived at {_at(row.arrival_s)}, with {_requests(int(ahead.sum()))} waiting before it."]
     if waited_s <= _SOON_S:
         return [*lines, "It was taken into the batch at once."]
     lines.append(f"It was first worked on at {_at(row.first_scheduled_s)}, after {seconds(waited_s)}.")
@@ -103,7 +103,7 @@ def _queue(view: RunView, row: Any) -> list[str]:
         lines.append(f"It got in when {_ids(ended)} ended and made room.")
     passed = (table["arrival_s"] > row.arrival_s) & (table["first_scheduled_s"] < row.first_scheduled_s)
     if passed.any():
-        lines.append(f"{int(passed.sum()):,} later requests were let in before it.")
+        lines.append(f"{_requests(int(passed.sum()))} that came later got in before it.")
     return lines
 
 
@@ -146,7 +146,7 @@ def _in_batch(view: RunView, at_s: float, when: str = "In the batch then") -> li
     held = (inside["prompt_tokens"] + share * inside["output_tokens"]).round().astype(int)
     largest = held.sort_values(ascending=False, kind="stable").head(_NAMED)
     names = ", ".join(f"{inside.at[place, 'id']} ({tokens:,})" for place, tokens in largest.items())
-    return [f"{when}: {len(inside):,} requests under way; the largest, with about so many cached tokens: {names}."]
+    return [f"{when}: {_requests(len(inside))} under way; the largest, with about so many cached tokens: {names}."]
 
 
 def _waiting_at(view: RunView, at_s: float) -> list[str]:
@@ -189,6 +189,10 @@ def _ids(table: pd.DataFrame) -> str:
     ids = [str(number) for number in table["id"].tolist()]
     more = f" and {len(ids) - _NAMED:,} more" if len(ids) > _NAMED else ""
     return f"request{'s' if len(ids) > 1 else ''} {', '.join(ids[:_NAMED])}{more}"
+
+
+def _requests(count: int) -> str:
+    return f"{count:,} request{'' if count == 1 else 's'}"
 
 
 def _at(time_s: float) -> str:

@@ -81,7 +81,7 @@ def _rates(views: Sequence[RunView], end_s: float) -> Panel:
         arrived, ended = arrival_and_end_rates(view, edges_s)
         if number == 0:
             hover = f"{_AT}: %{{y:.3g}} requests a second arrive"
-            traces.append(line(middle_s, arrived, "arrive", _GREY, "dot", hover=hover))
+            traces.append(line(middle_s, arrived, "arrive", _GREY, "longdashdot", hover=hover))
         one = len(views) == 1
         name, hover = "finish" if one else f"finish, {view.label}", f"{_AT}: %{{y:.3g}} requests a second finish"
         traces.append(line(middle_s, ended, name, view.colour, "solid" if one else view.dash, hover=hover))

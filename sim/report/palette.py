@@ -11,9 +11,13 @@ COLOURS = (
 """For lines, areas and bars."""
 
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
-MARKERS = ("circle", "square", "diamond", "triangle-up", "x", "cross")
-PATTERNS = ("", "/", "x", ".", "-", "\\", "+", "|")
-"""Fill patterns, so that no part is known by its colour alone."""
+PATTERNS = {
+    "linear": "", "decode_attention": "x", "prefill_attention": ".", "head": "-", "host": "|", "swap": "/",
+    "other": "\\",
+    "arrivals": "", "max_num_seqs": "\\", "token_budget": "+", "kv_blocks": "/", "batch": "|", "swapped": "-",
+    "waiting": ".", "prefill": "+", "decode": "", "preempted": "/",
+}  # fmt: skip
+"""Fill patterns of terms, causes and phases, so that none is known by its colour alone."""
 
 _OF_SYSTEM = {
     "ft-static": 1,
@@ -90,5 +94,4 @@ def part_colour(name: str) -> str:
 
 def part_pattern(name: str) -> str:
     """Its fill pattern; the commonest parts are plain."""
-    plain = {"linear", "arrivals", "decode"}
-    return "" if name in plain else PATTERNS[1 + PARTS.get(name, 6) % (len(PATTERNS) - 1)]
+    return PATTERNS.get(name, "x")

@@ -21,6 +21,7 @@ class Bins:
         self.width_s = width_s
         self.start_s = 0.0
         self.count = 0
+        self._begun = False
         self._sums: dict[str, Floats] = {}
         self._extremes: dict[tuple[str, Which], Floats] = {}
 
@@ -84,7 +85,7 @@ class Bins:
     def read(cls, content: Mapping[str, Any]) -> Self:
         """What ``to_dict`` gave."""
         bins = cls(content["count"], content["width_s"])
-        bins.start_s, bins.count = content["start_s"], content["count"]
+        bins.start_s, bins.count, bins._begun = content["start_s"], content["count"], True
         bins._sums = {name: np.array(values, np.float64) for name, values in content["sums"].items()}
         for name, values in content["extremes"].items():
             word, _, level = name.partition(" ")
@@ -95,7 +96,8 @@ class Bins:
 
     def _pieces(self, start_s: Floats, end_s: Floats) -> tuple[NDArray[np.int64], NDArray[np.int64], Floats]:
         """Intervals cut at the edges of the bins: interval, bin and length of each piece."""
-        last = self._place(end_s)
+        self._begin(start_s)
+        last = self._place(end_s)  # first of all: the bins may double
         first = np.minimum(((start_s - self.start_s) / self.width_s).astype(np.int64).clip(0), last)
         counts = last - first + 1
         row = np.repeat(np.arange(len(start_s)), counts)
@@ -106,14 +108,18 @@ class Bins:
 
     def _place(self, time_s: Floats) -> NDArray[np.int64]:
         """Bin of each moment, after the bins have grown to reach the last one."""
-        if not self.count:
-            self.start_s = float(time_s.min())
+        self._begin(time_s)
         latest_s = float(time_s.max()) - self.start_s
         while latest_s >= self.width_s * self._max_bins:
             self._double()
         place: NDArray[np.int64] = ((time_s - self.start_s) / self.width_s).astype(np.int64).clip(0)
         self.count = max(self.count, int(place.max()) + 1)
         return place
+
+    def _begin(self, time_s: Floats) -> None:
+        """The first time that is booked is where the bins begin."""
+        if not self._begun:
+            self.start_s, self._begun = float(time_s.min()), True
 
     def _add(self, name: str, place: NDArray[np.int64], values: NDArray[Any]) -> None:
         known = self._sums.setdefault(name, np.zeros(self._max_bins))
