@@ -1,0 +1,216 @@
+"""What users of real engines measured, run again here: set-ups, and the figures that are to be compared.
+
+    python -m tests.perf.findings
+
+prints them all. tests/test_user_findings.py holds them against what was measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from random import Random
+from statistics import fmean
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from policies.catalog import Card, card
+from sim import simulate
+from sim.api import prepare, run_setup
+from sim.config import load_config
+from sim.costs.load import load_cost_model
+
+Summary = Mapping[str, Any]
+Figures = Mapping[str, float]
+
+
+def tables(preset: str, workload: Mapping[str, object], **more: Mapping[str, object]) -> dict[str, dict[str, object]]:
+    """Tables of RUN.toml."""
+    made = {"workload": dict(workload), **{name: dict(table) for name, table in more.items()}}
+    return {**made, "engine": {"preset": preset, **made.get("engine", {})}}
+
+
+def run(preset: str, workload: Mapping[str, object], **more: Mapping[str, object]) -> Summary:
+    """The summary of one simulation."""
+    return simulate(tables(preset, workload, **more)).summary
+
+
+def uniform(low: int, high: int) -> dict[str, object]:
+    """A law of lengths."""
+    return {"dist": "uniform", "low": low, "high": high}
+
+
+def fixed(value: int) -> dict[str, object]:
+    """A law of lengths."""
+    return {"dist": "fixed", "value": value}
+
+
+def figures(summary: Summary) -> dict[str, float]:
+    """Those that the reports state."""
+    return {
+        "preemptions": summary["preemptions"]["recompute"],
+        "output_tok_s": summary["throughput"]["output_tokens_per_s"],
+        "req_s": summary["throughput"]["requests_per_s"],
+        "ttft_p50_ms": 1e3 * summary["ttft_s"]["p50"],
+        "ttft_p99_ms": 1e3 * summary["ttft_s"]["p99"],
+        "itl_p99_ms": 1e3 * summary["itl_s"]["p99"],
+        "tpot_p99_ms": 1e3 * summary["tpot_s"]["p99"],
+        "e2e_p50_s": summary["e2e_s"]["p50"],
+        "e2e_p99_s": summary["e2e_s"]["p99"],
+    }
+
+
+# -- KV watermark: vllm-project/vllm#44594 -----------------------------------------------------------------------------
+
+WATERMARKS = (0.0, 0.02, 0.05, 0.10)
+WATERMARK_SEEDS = range(5)
+
+GB200: Card = card("h200-141gb")._replace(
+    name="gb200-186gb",
+    flops_per_s=2.5e15,
+    bytes_per_s=8e12,
+    memory_bytes=186 * 10**9,
+    source="NVIDIA GB200 NVL72 data sheet, one GPU, 16 bit, dense, nominal",
+)
+"""The card of that measurement; its costs are the roofline's."""
+
+
+def watermark(share: float) -> Figures:
+    """128 clients of a Qwen2.5-7B, 450 requests of 800-1,200 prompt and 4,000-6,000 output tokens, 299,584 KV tokens,
+    max_num_seqs 256, no prefix cache; 16,384 tokens a step, the default of that card. Means over seeds."""
+    config = tables(
+        "vllm-0.33",
+        {
+            "generator": "closed-loop",
+            "num_requests": 450,
+            "concurrency": 128,
+            "prompt": uniform(800, 1200),
+            "output": uniform(4000, 6000),
+        },
+        model={"name": "qwen2.5-7b"},
+        hardware={"name": "h200-141gb", "cost_model": "roofline"},
+        engine={
+            "max_model_len": 8192,
+            "max_num_seqs": 256,
+            "max_num_batched_tokens": 16_384,
+            "enable_prefix_caching": False,
+            "num_gpu_blocks": 299_584 // 16 + 1,
+            "watermark": share,
+        },
+    )
+    runs = []
+    for seed in WATERMARK_SEEDS:
+        config["workload"]["seed"] = seed
+        setup = prepare(load_config(config))
+        costs = load_cost_model(setup.shape, GB200, "roofline")
+        runs.append(figures(run_setup(setup._replace(costs=costs)).summary))
+    return {name: fmean(run[name] for run in runs) for name in runs[0]}
+
+
+# -- TensorRT-LLM: no-evict and max-utilization, NVIDIA/TensorRT-LLM#16827 ---------------------------------------------
+
+
+def tensorrt(preset: str, clients: int) -> Figures:
+    """Llama-3.3-70B in FP8 on one H200, 128 requests of 16,384 prompt and 512 output tokens in a closed loop.
+
+    Not stated there and assumed here: KV in FP8, chunked contexts, 8,192 tokens a step. 32 clients want twice the KV
+    memory that there is; 8 find room.
+    """
+    workload = {
+        "generator": "closed-loop",
+        "concurrency": clients,
+        "num_requests": 128,
+        "prompt": fixed(16_384),
+        "output": fixed(512),
+    }
+    engine = {"max_model_len": 16_384 + 512, "enable_chunked_prefill": True}
+    model = {"name": "llama-3.1-70b", "weight_bits": 8, "kv_bits": 8}
+    return figures(run(preset, workload, engine=engine, model=model, hardware={"name": "h200-141gb"}))
+
+
+# -- chunked prefill ---------------------------------------------------------------------------------------------------
+
+
+def chunked(*, enabled: bool, alone: bool) -> Figures:
+    """Llama-2-7B, A100: one request of 3,000 prompt tokens alone, or such ones, one a second, among 16 clients with
+    short prompts and 400 output tokens. vLLM 0.11 with whole prompts in steps of 4,096 tokens, or chunks of 512."""
+    engine = {"enable_chunked_prefill": enabled, "max_num_batched_tokens": 512 if enabled else 4096}
+    longs = [(float(second), 3_000, 4) for second in range(1, 11)]
+    shorts = [(0.01 * number, 100, 400) for number in range(16)]
+    return figures(run_rows("vllm-0.11", longs[:1] if alone else [*shorts, *longs], engine=engine))
+
+
+def run_rows(
+    preset: str, rows: Sequence[tuple[float, int, int]], *, concurrency: int | None = None, **more: Mapping[str, object]
+) -> Summary:
+    """The summary of one simulation of given requests."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "rows.csv")
+        lines = ["arrival_s,prompt_tokens,output_tokens", *(",".join(map(str, row)) for row in rows)]
+        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        workload: dict[str, object] = {"trace": str(path)}
+        if concurrency is not None:
+            workload["concurrency"] = concurrency
+        return run(preset, workload, **more)
+
+
+# -- waves and a closed loop -------------------------------------------------------------------------------------------
+
+CLIENTS, WAVES = 16, 6
+
+
+def closed_loop_and_waves(preset: str, seed: int) -> tuple[float, float]:
+    """Seconds for 96 requests from 16 clients that each send the next one when they have their answer, and from one
+    client that sends 16 at once and waits for all answers."""
+    random = Random(seed)
+    rows = [(0.0, random.randint(50, 200), random.randint(100, 500)) for _ in range(CLIENTS * WAVES)]
+    closed_s = run_rows(preset, rows, concurrency=CLIENTS)["duration_s"]
+    waves = [rows[start : start + CLIENTS] for start in range(0, len(rows), CLIENTS)]
+    return closed_s, sum(run_rows(preset, wave)["duration_s"] for wave in waves)
+
+
+# -- max_num_seqs ------------------------------------------------------------------------------------------------------
+
+SEQS = (24, 28, 36)
+
+
+def max_num_seqs(limit: int) -> Figures:
+    """Llama-2-7B, A100, 6 requests/s of 50-200 prompt and 100-500 output tokens: below what 24 rows can serve."""
+    workload = {
+        "generator": "poisson",
+        "rate_per_s": 6.0,
+        "num_requests": 1_000,
+        "prompt": uniform(50, 200),
+        "output": uniform(100, 500),
+    }
+    summary = run("vllm-0.11", workload, engine={"max_num_seqs": limit})
+    means = {f"{name}_mean_ms": 1e3 * summary[f"{name}_s"]["mean"] for name in ("ttft", "tpot")}
+    return {**means, "req_s": summary["throughput"]["requests_per_s"]}
+
+
+def _print(title: str, rows: Mapping[str, Mapping[str, float]]) -> None:
+    """A table with a row for each run."""
+    names: Sequence[str] = list(next(iter(rows.values())))
+    print(f"\n{title}\n{'':24}" + "".join(f"{name:>16}" for name in names))
+    for name, row in rows.items():
+        print(f"{name:24}" + "".join(f"{row[key]:16,.4g}" for key in names))
+
+
+def main() -> None:
+    """All tables."""
+    rows = {f"watermark {share}": watermark(share) for share in WATERMARKS}
+    _print("KV watermark, vllm-0.33, Qwen2.5-7B, GB200, 128 clients", rows)
+    for clients in (32, 8):
+        rows = {name: tensorrt(name, clients) for name in ("trtllm-no-evict", "trtllm-max-utilization")}
+        _print(f"TensorRT-LLM, Llama-3.3-70B FP8, H200, {clients} clients", rows)
+    for alone in (True, False):
+        rows = {words: chunked(enabled=enabled, alone=alone) for words, enabled in (("whole", False), ("chunks", True))}
+        _print(f"chunked prefill, {'a prompt of 3,000 alone' if alone else 'long prompts among 16 others'}", rows)
+    pairs = {preset: closed_loop_and_waves(preset, 0) for preset in ("vllm-0.11", "orca-max", "ft-static")}
+    named = {preset: {"closed_loop_s": pair[0], "waves_s": pair[1]} for preset, pair in pairs.items()}
+    _print("waves and a closed loop, 96 requests, 16 at a time", named)
+    _print("max_num_seqs, vllm-0.11, 6 requests/s", {str(limit): max_num_seqs(limit) for limit in SEQS})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""Signs and sizes that users of real engines measured come out of the simulation, in the set-ups of their reports."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from tests.perf.findings import (
+    SEQS,
+    Figures,
+    chunked,
+    closed_loop_and_waves,
+    max_num_seqs,
+    tensorrt,
+    watermark,
+)
+
+series = cache(watermark)
+
+CHANGES = ("output_tok_s", "ttft_p50_ms", "ttft_p99_ms", "itl_p99_ms", "e2e_p50_s")
+"""What the report states beside the preemptions."""
+
+
+@pytest.fixture(scope="module")
+def measured(shared_data: Path) -> dict[float, Figures]:
+    """vllm-project/vllm#44594, by watermark."""
+    lines = (shared_data / "measured" / "misc.jsonl").read_text(encoding="utf-8").splitlines()
+    cases = [case for case in map(json.loads, lines) if case["id"].startswith("vllm44594")]
+    return {case["engine"]["settings"]["watermark"]: case["measured"] for case in cases}
+
+
+def test_a_watermark_of_10_percent_saves_as_many_preemptions_as_measured(measured: dict[float, Figures]) -> None:
+    real, ours = ({share: runs[share]["preemptions"] for share in (0.02, 0.1)} for runs in (measured, _series()))
+    assert 1.6 <= ours[0.02] / ours[0.1] <= 3.6
+    assert ours[0.02] == pytest.approx(real[0.02], rel=0.1)
+    assert ours[0.1] == pytest.approx(real[0.1], rel=0.1)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(
+            name,
+            marks=pytest.mark.xfail(reason="measured: falls by 24 %; here it rises, in each of five runs")
+            if name == "ttft_p50_ms"
+            else (),
+        )
+        for name in CHANGES
+    ],
+)
+def test_the_watermark_changes_what_it_was_measured_to_change(name: str, measured: dict[float, Figures]) -> None:
+    real, ours = (runs[0.1][name] - runs[0.02][name] for runs in (measured, _series()))
+    assert (ours > 0) == (real > 0)
+
+
+def test_without_a_watermark_there_are_four_times_as_many_preemptions() -> None:
+    counts = [series(share)["preemptions"] for share in (0.0, 0.02, 0.05, 0.1)]
+    assert counts == sorted(counts, reverse=True)
+    assert counts[0] >= 4 * counts[2]
+
+
+def _series() -> dict[float, Figures]:
+    return {share: series(share) for share in (0.02, 0.1)}
+
+
+def test_max_utilization_starts_sooner_and_ends_later_when_memory_is_short() -> None:
+    sure, bold = (tensorrt(name, 32) for name in ("trtllm-no-evict", "trtllm-max-utilization"))
+    assert bold["preemptions"] > 0 == sure["preemptions"]
+    assert bold["ttft_p50_ms"] < sure["ttft_p50_ms"]
+    assert bold["output_tok_s"] < sure["output_tok_s"]
+    for tail in ("ttft_p99_ms", "tpot_p99_ms", "e2e_p99_s"):
+        assert bold[tail] > sure[tail]
+
+
+def test_no_evict_comes_near_the_measured_case(shared_data: Path) -> None:
+    lines = (shared_data / "measured" / "misc.jsonl").read_text(encoding="utf-8").splitlines()
+    (real,) = (case["measured"] for case in map(json.loads, lines) if case["id"].startswith("trt16827"))
+    ours = tensorrt("trtllm-no-evict", 32)
+    for name in ("output_tok_s", "tpot_p99_ms", "e2e_p99_s"):
+        assert ours[name] == pytest.approx(real[name], rel=0.1)
+
+
+def test_both_do_the_same_where_memory_is_enough() -> None:
+    sure, bold = (tensorrt(name, 8) for name in ("trtllm-no-evict", "trtllm-max-utilization"))
+    for name, value in sure.items():
+        assert bold[name] == pytest.approx(value, rel=0.01)
+
+
+def test_chunks_make_a_lone_prompt_wait_longer() -> None:
+    whole, chunks = (chunked(enabled=enabled, alone=True) for enabled in (False, True))
+    assert chunks["ttft_p50_ms"] > 1.01 * whole["ttft_p50_ms"]
+
+
+def test_chunks_steady_the_tokens_of_the_others() -> None:
+    whole, chunks = (chunked(enabled=enabled, alone=False) for enabled in (False, True))
+    assert chunks["itl_p99_ms"] < 0.5 * whole["itl_p99_ms"]
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("preset", ["vllm-0.11", "vllm-0.6", "orca-max", "ft-static"])
+def test_waves_are_never_faster_than_a_closed_loop(preset: str, seed: int) -> None:
+    closed_s, waves_s = closed_loop_and_waves(preset, seed)
+    assert waves_s >= closed_s * (1 - 1e-9)
+
+
+def test_more_rows_start_sooner_and_run_slower_at_the_same_throughput() -> None:
+    runs = [max_num_seqs(limit) for limit in SEQS]
+    for fewer, more in pairwise(runs):
+        assert more["ttft_mean_ms"] < fewer["ttft_mean_ms"]
+        assert more["tpot_mean_ms"] > fewer["tpot_mean_ms"]
+        assert more["req_s"] == pytest.approx(fewer["req_s"], rel=0.01)
