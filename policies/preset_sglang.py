@@ -45,9 +45,15 @@ _MODELLED = (
     " time in chunks; mixed chunks; exact admission of requests that all run to max_tokens (ignore_eos)",
     "a max_tokens that context or pool could not hold is lowered, longer prompts are refused at the door",
 )
+_NO_OVERLAP = (
+    "overlap scheduling, on by default in the server: sglang-0.4.9-overlap; here each step sees the tokens of the one"
+    " before (--disable-overlap-schedule)"
+)
+_OVERLAP = (
+    "overlap scheduling: a step is planned before the tokens of the one before are known, so that every test sees"
+    " output counts one behind and a request that ends is run once more for nothing"
+)
 _LEFT_OUT = (
-    "overlap scheduling, on by default in the server, when simulated: here each step sees the tokens of the one before"
-    " (--disable-overlap-schedule); conformance replays both",
     "pages of more than one token, hierarchical cache, speculative decoding, LoRA limits, random order, data parallel"
     " attention",
     "an abort of a running request is felt at once; the engine computes one more token for it",
@@ -63,7 +69,7 @@ _GUARDED = (
 )
 
 
-def _sglang(variant: str, summary: str, **changes: Value) -> Preset:
+def _sglang(variant: str, summary: str, *, overlap: bool = False, **changes: Value) -> Preset:
     return Preset(
         name=f"sglang-0.4.9{variant}",
         system="SGLang",
@@ -73,14 +79,16 @@ def _sglang(variant: str, summary: str, **changes: Value) -> Preset:
         policy="policies.systems.sglang:SgLang",
         defaults=MappingProxyType({**_DEFAULTS, **changes}),
         blocks="radix",
-        modelled=_MODELLED,
-        left_out=_LEFT_OUT,
+        fixed=MappingProxyType({"overlap": True} if overlap else {}),
+        modelled=(*_MODELLED, _OVERLAP) if overlap else _MODELLED,
+        left_out=_LEFT_OUT if overlap else (_NO_OVERLAP, *_LEFT_OUT),
         guarded=_GUARDED,
     )
 
 
 SGLANG = (
     _sglang("", "prefill first, optimistic admission with retraction, radix cache"),
+    _sglang("-overlap", "the same, planned one step ahead", overlap=True),
     _sglang("-lpm", "the same, longest cached prefix first", scheduling="lpm"),
     _sglang("-dfs-weight", "the same, depth first over the radix tree", scheduling="dfs-weight"),
     _sglang("-mixed", "the same, decodes ride along with prompts in chunks", enable_mixed_chunk=True),

@@ -85,9 +85,15 @@ _LEFT_OUT_011 = (
     "asynchronous scheduling, speculative decoding, KV connectors",
     "sampling and tokenization: no host term",
 )
+_ASYNC = (
+    "asynchronous scheduling, on by default where the executor supports it: vllm-0.33-async; here each step sees the"
+    " tokens of the one before (--no-async-scheduling)"
+)
+_PLANS_AHEAD = (
+    "a step is planned while the one before runs, so that an arrival is computed one step later, what stops at an"
+    " end-of-sequence token is computed once more for nothing, and memory comes back one plan later"
+)
 _LEFT_OUT_033 = (
-    "asynchronous scheduling, on by default where the executor supports it, when simulated: here each step sees the"
-    " tokens of the one before; conformance replays both",
     "speculative decoding, KV connectors, max_num_active_seqs, prefill_schedule_interval, adaptive threshold,"
     " max_num_queued_reqs and max_num_queued_tokens (all off by default)",
     "sampling and tokenization: no host term",
@@ -97,6 +103,7 @@ _NEVER_FITS = "so does one that even the empty pool cannot take"
 _BUDGET = "policies.systems.token_budget:TokenBudget"
 _BUDGET_PRIORITY = "policies.systems.token_budget_priority:PriorityTokenBudget"
 _BUDGET_033 = "policies.systems.token_budget_033:TokenBudget033"
+_BUDGET_ASYNC = "policies.systems.token_budget_async:AsyncTokenBudget"
 
 
 def _v011(name: str, summary: str, policy: str, *modelled: str, order: str = "fcfs") -> Preset:
@@ -120,21 +127,23 @@ def _v011(name: str, summary: str, policy: str, *modelled: str, order: str = "fc
     )
 
 
-def _v033(name: str, summary: str, *modelled: str, order: str = "fcfs") -> Preset:
+def _v033(
+    name: str, summary: str, *modelled: str, order: str = "fcfs", policy: str = _BUDGET_033, left_out: str = _ASYNC
+) -> Preset:
     return Preset(
         name=name,
         system="vLLM",
         version="0.33.0 (V1 scheduler)",
         source="vllm 0.33.0 (4ba787ec9), vllm/v1/core/sched/scheduler.py; recorded decisions of that version",
         summary=summary,
-        policy=_BUDGET_033,
+        policy=policy,
         defaults=MappingProxyType(_DEFAULTS_033),
         fixed=MappingProxyType({"scheduling_policy": order}),
         null_block=True,
         unhashed_first=True,
         checks_like_vllm=True,
         modelled=(*_MODELLED_033, *modelled),
-        left_out=_LEFT_OUT_033,
+        left_out=(left_out, *_LEFT_OUT_033) if left_out else _LEFT_OUT_033,
         guarded=(f"{_OUTGROWN}; the engine never admits it, or anybody behind it, again", _NEVER_FITS),
         graphs=_GRAPHS,
         recorded_as=("vllm", "v1", "0.33.0"),
@@ -154,5 +163,8 @@ VLLM_V1 = (
     ),
     _v033("vllm-0.33", "token budget a step, admission by whole prompts, prefix cache, recompute", _FCFS),
     _v033("vllm-0.33-priority", "the same, by priority", *_PRIORITY_033, order="priority"),
+    _v033(
+        "vllm-0.33-async", "the same, planned one step ahead", _FCFS, _PLANS_AHEAD, policy=_BUDGET_ASYNC, left_out=""
+    ),
 )
 """vLLM V1 with that version's defaults."""

@@ -155,7 +155,7 @@ def test_what_is_refused(arguments: str, message: str) -> None:
     [
         ("--enable-prefix-caching", "vllm-0.6",
          "--enable-prefix-caching: preset vllm-0.6 does not model it; presets that have it: vllm-0.11, "
-         "vllm-0.11-priority, vllm-0.33, vllm-0.33-priority"),
+         "vllm-0.11-priority, vllm-0.33, vllm-0.33-priority, vllm-0.33-async"),
         ("--scheduling-policy fcfs", "vllm-0.11-priority",
          "--scheduling-policy fcfs: preset vllm-0.11-priority serves by priority"),
         ("--scheduling-policy priority", "vllm-0.2.7",

@@ -219,7 +219,7 @@ def test_a_metrics_page() -> None:
     assert config.engine.num_gpu_blocks == 4188
     assert loaded("", METRICS, policy="vllm-0.6")[2] == [
         "metrics, line 3: --enable-prefix-caching: preset vllm-0.6 does not model it; presets that have it: vllm-0.11, "
-        "vllm-0.11-priority, vllm-0.33, vllm-0.33-priority"
+        "vllm-0.11-priority, vllm-0.33, vllm-0.33-priority, vllm-0.33-async"
     ]
     assert loaded("", METRICS, policy="vllm-0.6")[0].engine.swap_space_bytes == 42
 

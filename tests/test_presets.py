@@ -64,12 +64,13 @@ def built(name: str, *, num_gpu_blocks: int = 7_000, **overrides: object) -> obj
 
 def test_names() -> None:
     assert NAMES == [
-        "vllm-0.11", "vllm-0.11-priority", "vllm-0.33", "vllm-0.33-priority", "vllm-0.6", "vllm-0.6-chunked",
+        "vllm-0.11", "vllm-0.11-priority", "vllm-0.33", "vllm-0.33-priority",
+        "vllm-0.33-async", "vllm-0.6", "vllm-0.6-chunked",
         "vllm-0.6-swap", "vllm-0.6-priority", "vllm-0.2.7", "vllm-0.2.7-swap", "orca-max", "orca-pow2", "orca-oracle",
         "ft-static", "ft-static-early-return", "hf-static", "fastgen-8abdd98", "ray-serve-batch-2.40",
         "ray-serve-batch-2.60", "triton-dynamic",
-        "sglang-0.4.9", "sglang-0.4.9-lpm", "sglang-0.4.9-dfs-weight", "sglang-0.4.9-mixed",
-        "sglang-0.4.9-no-cache", "tgi-1.4",
+        "sglang-0.4.9", "sglang-0.4.9-overlap", "sglang-0.4.9-lpm", "sglang-0.4.9-dfs-weight", "sglang-0.4.9-mixed",
+        "sglang-0.4.9-no-cache", "tgi-1.4", "tgi-3",
         "trtllm-no-evict", "trtllm-max-utilization", "trtllm-static",
         "llamacpp", "llamacpp-unified", "ollama",
         "sarathi-96f9911", "sarathi-96f9911-simple-chunking", "sarathi-96f9911-vllm",
@@ -117,6 +118,7 @@ def test_choose() -> None:
         ("ray-serve-batch-2.40", "a100-80gb", 4_096, 10),
         ("triton-dynamic", "a100-80gb", 4_096, 4),
         ("tgi-1.4", "a100-80gb", 4_096, 128),
+        ("tgi-3", "a100-80gb", 4_096, 128),
         ("trtllm-no-evict", "a100-80gb", 8_192, 2_048),
         ("llamacpp", "a100-80gb", 2_048, 4),
         ("ollama", "a100-80gb", 512, 1),
@@ -503,7 +505,7 @@ def test_the_allowed_orders_of_sglang_are_the_policys() -> None:
 
 def test_a_beginning_lists_what_begins_so_newest_first() -> None:
     begun = (
-        "those that begin so, newest first: vllm-0.33, vllm-0.33-priority, vllm-0.11, vllm-0.11-priority, vllm-0.6,"
+        "those that begin so, newest first: vllm-0.33, vllm-0.33-priority, vllm-0.33-async, vllm-0.11, vllm-0.11-priority, vllm-0.6,"
         " vllm-0.6-chunked, vllm-0.6-swap, vllm-0.6-priority, vllm-0.2.7, vllm-0.2.7-swap"
     )
     with pytest.raises(CatalogError, match=f"^engine.policy = 'vllm': neither .*; {begun}$"):

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from policies.core.errors import ContractError
 from policies.core.kv import KvManager
-from policies.core.plan import BatchRow, Chunk, Decode, Grant, Horizon, Idle, StepPlan, StepResult
+from policies.core.plan import BatchRow, Chunk, Decode, Grant, Horizon, Idle, Load, StepPlan, StepResult
 from policies.core.prefix import Content
 from policies.core.request import Request, RequestId, output_segment
 from policies.core.rows import Row
@@ -273,6 +273,14 @@ class AsyncTokenBudget(TokenBudget033):
                 self.kv.cache_blocks(row.id, row.content, row.num_computed_tokens - row.placeholders)
 
     # -- views -------------------------------------------------------------------------------------------------------
+
+    def load(self) -> Load:
+        """As of any policy; ``residues`` is empty, since each plan gives its blocks by itself."""
+        kv, rows = self.kv, self.running.values()
+        return Load(
+            len(self.waiting), len(rows), 0, kv.pool.num_free, sum(row.num_computed_tokens for row in rows), 0, (),
+            sum(part.is_decode for part in self._batch.values()), kv.cpu_pool.num_free,
+        )  # fmt: skip
 
     def batch_order(self) -> list[BatchRow]:
         """Rows of the last plan, running ones first."""

@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol
 from policies.core.engine import Engine
 from policies.core.errors import RunError
 from policies.core.plan import Finish
+from sim.world.ahead import AheadReplica
 from sim.world.clients import Clients, OpenLoop, closed_loop
 from sim.world.clock import At, Clock
 from sim.world.replica import Counts, Replica, StepCosts, SwapLink
@@ -51,7 +52,8 @@ class World:
         progress_every: int = 250,
     ) -> None:
         self.clock = Clock()
-        self.replica = Replica(
+        drives = AheadReplica if engine.policy.max_in_flight > 1 else Replica
+        self.replica = drives(
             self.clock, engine, costs, self._on_end, link=link or SwapLink(), skip_ahead=skip_ahead
         )
         self.clients = Clients(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Mapping, Sequence
 from math import nan
 from typing import Any
 
@@ -82,6 +83,11 @@ class Recorder:
         self._decodes = False
         self._notes: list[Any] = []
         self._note = self._notes.append
+        # Of an engine that plans ahead: begun steps whose results are not in, and rows that left the first of them.
+        self._is_begun = False
+        self._begun_later: deque[Any] = deque()
+        self._plan: StepPlan | None = None
+        self._num_gone = 0
 
     # -- what happens ------------------------------------------------------------------------------------------------
 
@@ -113,12 +119,15 @@ class Recorder:
         for note in self._notes:
             kind = note[0]
             if kind == _BEGIN:
-                _, plan, now_s, fresh, load, num_late_frees, running = note
-                if fresh:
-                    self._begin(plan, now_s, num_late_frees, running)
-                self._load, self._decodes = load, plan.decode is not _NONE
+                if self._is_begun:
+                    self._begun_later.append(note)
+                else:
+                    self._open(note)
             elif kind == _STEP:
                 self._step(note[1], note[2])
+                self._is_begun = False
+                if self._begun_later:
+                    self._open(self._begun_later.popleft())
             elif kind == _FINISH:
                 self._finish(note[1], note[2])
             else:
@@ -126,6 +135,17 @@ class Recorder:
         self._notes.clear()
 
     # -- plans -------------------------------------------------------------------------------------------------------
+
+    def _open(self, note: tuple[Any, ...]) -> None:
+        """A step begins, or, where the engine plans ahead, the step before it has ended."""
+        _, self._plan, now_s, fresh, load, num_late_frees, running = note
+        plan = self._plan
+        assert plan is not None
+        if fresh:
+            self._begin(plan, now_s, num_late_frees, running)
+        self._load, self._decodes = load, plan.decode is not _NONE
+        self._is_begun = True
+        self._num_gone = 0
 
     def _begin(self, plan: StepPlan, now_s: float, num_late_frees: int, running: Sequence[RequestId]) -> None:
         if plan.preempted:
@@ -206,9 +226,11 @@ class Recorder:
     # -- results -----------------------------------------------------------------------------------------------------
 
     def _step(self, plan: StepPlan, result: StepResult) -> None:
-        step, start_s, end_s, steps, finished, run, first = result[:7]
+        step, start_s, end_s, steps, finished, run, first, _, emitted = result[:9]
+        if emitted:
+            self._drop(emitted)
         load, chunks = self._load, plan.chunks
-        emitting = load.emitting if self._decodes else 0
+        emitting = load.emitting - self._num_gone if self._decodes else 0
         if run is not None and run is self._run and not self._stragglers and self._is_like_before(plan, emitting):
             self._row[_STEPS] += steps
             self._row[_END_S] = end_s
@@ -223,8 +245,8 @@ class Recorder:
                 irregular = self._release_stragglers(run.end_s(first + 1) if run else end_s)
             if plan.transfers:
                 moved = sum([len(transfer.src) for transfer in plan.transfers]) * self._block_bytes
-            for _, _, num_tokens, emits in chunks:
-                num_emits += emits
+            for request_id, _, num_tokens, emits in chunks:
+                num_emits += emits and request_id in self._live and emitted.get(request_id, 1)
                 chunk_tokens += num_tokens
             # A StepRow: a QuietRun lies in it from anchor_s to num_seqs, parts of a Load from waiting to stored_tokens
             # and from phase to residues.
@@ -237,7 +259,7 @@ class Recorder:
             self._last_emit_s = end_s
             self._ordinal += steps
         if chunks:
-            self._emit_chunks(plan, end_s)
+            self._emit_chunks(plan, end_s, emitted, alone=not emitting)
         if self._at_batch_end and finished:
             # Their clients learn of it later, and other rows go on decoding until then.
             for finish in finished:
@@ -265,11 +287,23 @@ class Recorder:
             self._stalls.append((end_s - last_s, 1, cause))
         return len(active)
 
-    def _emit_chunks(self, plan: StepPlan, end_s: float) -> None:
-        alone = not (self._decodes and self._load.emitting)
+    def _drop(self, emitted: Mapping[RequestId, int]) -> None:
+        """Decoding rows that get nothing from this step, because their engine has taken them back meanwhile."""
+        for request_id, count in emitted.items():
+            live = self._live.get(request_id)
+            if live is not None and live.decoding and not count:
+                straggler = self._stragglers.pop(request_id, None)
+                live.emitted_s = straggler[0] if straggler else max(live.emitted_s, self._last_emit_s)
+                self._stop_decoding(live)
+                self._num_gone += 1
+
+    def _emit_chunks(
+        self, plan: StepPlan, end_s: float, emitted: Mapping[RequestId, int], *, alone: bool
+    ) -> None:
+        """First tokens, or the next ones after a preemption; ``alone`` if no decoding row gained one beside them."""
         for request_id, _, _, emits in plan.chunks:
-            if emits:
-                live = self._live[request_id]
+            live = self._live.get(request_id)
+            if emits and live is not None and emitted.get(request_id, 1):
                 if live.first_token_s != live.first_token_s:
                     live.first_token_s = end_s
                 else:
@@ -309,12 +343,19 @@ class Recorder:
             self._stragglers.pop(request_id, None)
         if live.decoding:
             self._stop_decoding(live)
+            if self._is_begun:
+                self._num_gone += self._is_in_step(request_id)
         if self._at_batch_end:
             delivered = num_output_tokens and reason in ("stop", "length")
             live.first_token_s = now_s if delivered else nan
             if delivered and num_output_tokens > 1:
                 self._stalls.append((0.0, num_output_tokens - 1, "batch"))
         self._write(live, now_s, reason, num_output_tokens)
+
+    def _is_in_step(self, request_id: RequestId) -> bool:
+        """True if the step that runs decodes this row, which ended with the step before: that is wasted."""
+        decode = self._plan.decode if self._plan is not None else _NONE
+        return decode is _ALL or (not isinstance(decode, Decode) and request_id in decode)
 
     def _write(self, live: _Live, finish_s: float, reason: str, output_tokens: int) -> None:
         if len(self._requests) >= _BATCH or len(self._steps) >= _BATCH:
