@@ -53,6 +53,21 @@ _TGI_14: Mapping[str, Value | Rule] = {
     "block_size": 16,
 }
 
+_TGI_3: Mapping[str, Value | Rule] = {
+    "enable_chunked_prefill": True,
+    "max_input_length": Rule("max_model_len - 1", lambda values, card: _length(values) - 1),
+    "max_batch_prefill_tokens": Rule(
+        "4096, without chunks at least max_input_length",
+        lambda values, card: 4096 if values["enable_chunked_prefill"] else max(4096, int(values["max_input_length"])),
+    ),
+    "max_batch_total_tokens": Rule("0: all of the KV pool, as after warm-up", lambda values, card: 0),
+    "waiting_served_ratio": 0.3,
+    "max_waiting_tokens": 20,
+    "max_concurrent_requests": 128,
+    "max_num_seqs": Rule("max_concurrent_requests: no further limit", lambda values, card: _places(values)),
+    "block_size": 16,
+}
+
 TGI = (
     Preset(
         name="tgi-1.4",
@@ -62,7 +77,6 @@ TGI = (
         summary="prompts alone in a step, memory reserved to max_tokens; joins wait for company or for 20 tokens",
         policy="policies.systems.tgi:Tgi",
         defaults=MappingProxyType(_TGI_14),
-        fixed=MappingProxyType({"rounds_to_blocks": True}),
         blocks="whole",
         refuses_small_pool=True,
         modelled=(
@@ -77,5 +91,36 @@ TGI = (
         left_out=_LEFT_OUT,
         guarded=_GUARDED,
     ),
+    Preset(
+        name="tgi-3",
+        system="Text Generation Inference",
+        version="3 (db931fcf)",
+        source="TGI HEAD db931fcf (January 2026), backends/v3/src/queue.rs and backend.rs, as read; no recordings",
+        summary="prompts cut to a budget, with decodes in one pass; memory reserved to max_tokens",
+        policy="policies.systems.tgi:Tgi",
+        chunked_policy="policies.systems.tgi_chunked:TgiChunked",
+        defaults=MappingProxyType(_TGI_3),
+        fixed=MappingProxyType({"by_blocks": True}),
+        blocks="whole",
+        null_block=True,
+        refuses_small_pool=True,
+        modelled=(
+            "each round asks the queue; new requests run in one pass with the running batch, and a pass of all that"
+            " run follows before the next round",
+            "new prompts have max_batch_prefill_tokens less what the running batch computes in that pass; the last is"
+            " cut to what is left, and goes on with what the other requests of the pass leave of that budget",
+            "enable_chunked_prefill = false: as TGI 1.4, prompts alone, by waiting_served_ratio and max_waiting_tokens",
+            "the blocks of prompt + max_tokens - 1 tokens must be free; block 0 is unused",
+            _NO_PREEMPTION,
+            _DOOR,
+        ),
+        left_out=(
+            "prefix caching: every prompt is computed whole",
+            "max_batch_prefill_tokens and block_size are assumed: the launcher derives them from card and attention",
+            "max_num_seqs (max_batch_size), which TGI ignores where it chunks, is kept to if it is set",
+            *_LEFT_OUT,
+        ),
+        guarded=_GUARDED,
+    ),
 )
-"""TGI 1.4."""
+"""TGI 1.4 and 3."""

@@ -1,4 +1,4 @@
-"""Text Generation Inference 1.4: step tables worked out by hand. The columns are explained in tests/decision_tables.py.
+"""Text Generation Inference 1.4 and 3: step tables worked out by hand, with the columns of tests/decision_tables.py.
 
 Blocks have 4 tokens. A request of prompt p and limit m holds ceil((p + m - 1) / 4) blocks from its prefill to its end.
 """
@@ -12,6 +12,7 @@ from policies.core.kv import KvManager
 from policies.core.request import Request
 from policies.presets import build_policy, preset, resolve
 from policies.systems.tgi import Tgi
+from policies.systems.tgi_chunked import TgiChunked
 from tests.decision_tables import check_script
 from tests.stepping import Stepper
 
@@ -27,10 +28,12 @@ def tgi(
     max_concurrent_requests: int = 0,
     max_num_seqs: int = 8,
     max_model_len: int = 60,
+    by_blocks: bool = False,
     faithful: bool = False,
+    cls: type[Tgi] = Tgi,
 ) -> Tgi:
-    """TGI 1.4 with a pool of that many blocks of four tokens."""
-    return Tgi(
+    """TGI 1.4, or one that asks for blocks alone as 3 does, with a pool of that many blocks of four tokens."""
+    return cls(
         KvManager(blocks, 4),
         max_num_seqs=max_num_seqs,
         max_model_len=max_model_len,
@@ -40,6 +43,7 @@ def tgi(
         waiting_served_ratio=waiting_served_ratio,
         max_waiting_tokens=max_waiting_tokens,
         max_concurrent_requests=max_concurrent_requests,
+        by_blocks=by_blocks,
         faithful=faithful,
     )
 
@@ -151,6 +155,116 @@ def test_a_head_that_can_never_fit_ends_or_hides_everybody() -> None:
     check(tgi(8, faithful=True), script + "0 | Stuck")
 
 
+# -- TGI 3 -------------------------------------------------------------------------------------------------------
+
+
+def chunked(blocks: int, *, budget: int = 8, faithful: bool = False) -> Tgi:
+    """TGI 3 that cuts prompts."""
+    return tgi(blocks, max_batch_prefill_tokens=budget, by_blocks=True, faithful=faithful, cls=TgiChunked)
+
+
+def test_prompts_are_cut_to_the_budget_and_run_with_the_decodes() -> None:
+    check(
+        chunked(20),
+        """
+        +A 5/4
+        +B 9/3
+        0 | A:5@0* B:3@0 | 15 | - | A B | - | -            # 8 tokens; 2 + 3 blocks to the end
+        1 | A:1@5* B:6@3* | 15 | - | A B | - | -           # what is left of B, at most 8 less one for A
+        +C 20/2
+        2 | A:1@6* B:1@9* C:8@0 | 9 | - | A B C | - | -    # 8 less 2 decodes are 6, in whole blocks 8
+        3 | A:1@7* B:1@10* C:6@8 | 9 | - | C | - | done A B    # 8 less one each for A and B
+        +D 3/2
+        4 | C:6@14* D:3@0* | 13 | - | C D | - | -          # 8 less C's last 6, in whole blocks 4
+        +E 1/1
+        5 | C:1@20* D:1@3* | 13 | E | - | - | done C D     # after a pass with new requests the queue is not asked
+        6 | E:1@0* | 19 | - | - | - | done E
+        """,
+    )
+
+
+def test_the_queue_is_asked_again_right_after_a_batch_that_started_alone() -> None:
+    check(
+        chunked(20),
+        """
+        +A 8/3
+        +B 2/2
+        0 | A:8@0* | 17 | B | A | - | -                    # no token is left for B
+        1 | A:1@8* B:2@0* | 16 | - | A B | - | -
+        2 | A:1@9* B:1@2* | 16 | - | - | - | done A B
+        """,
+    )
+
+
+def test_a_cut_prompt_leaves_no_tokens_to_others_until_its_last_piece() -> None:
+    check(
+        chunked(20),
+        """
+        +A 18/1
+        0 | A:8@0 | 15 | - | A | - | -
+        +B 1/1
+        1 | A:8@8 | 15 | B | A | - | -
+        2 | A:2@16* B:1@0* | 14 | - | - | - | done A B
+        """,
+    )
+
+
+def test_memory_is_asked_for_in_blocks_and_the_first_misfit_stops() -> None:
+    check(
+        chunked(6, budget=40),
+        """
+        +A 5/5
+        +B 9/8
+        +C 1/1
+        0 | A:5@0* | 3 | B C | A | - | -                   # 3 blocks; B needs 4, C one, but is behind B
+        1 | A:1@5* | 3 | B C | A | - | -
+        """,
+    )
+    check(
+        tgi(6, by_blocks=True),
+        """
+        +A 5/5
+        +B 5/5
+        0 | A:5@0* B:5@0* | 0 | - | A B | - | -            # TGI 1.4 would count 16 of 24 tokens for each
+        """,
+    )
+
+
+def test_tgi_3_without_chunks_starts_small_batches_sooner() -> None:
+    check(
+        tgi(7, by_blocks=True, waiting_served_ratio=0.3),
+        """
+        +A 5/5
+        +B 5/5
+        0 | A:5@0* B:5@0* | 1 | - | A B | - | -
+        +C 1/1
+        1 | C:1@0* | 0 | - | A B | - | done C              # floor(2 * 0.3) = 0: one is enough
+        2 | A:1@5* B:1@5* | 1 | - | A B | - | -
+        """,
+    )
+
+
+def test_tgi_3_ends_or_keeps_a_head_that_can_never_fit() -> None:
+    script = "+L 17/8\n+B 4/1\n"  # 24 tokens, 6 blocks of 5
+    check(chunked(5), script + "0 | B:4@0* | 4 | - | - | - | L=kv_capacity:0, done B")
+    check(chunked(5, faithful=True), script + "0 | Stuck")
+
+
+def test_the_preset_of_tgi_3_cuts_prompts_or_not() -> None:
+    chosen = preset("tgi-3")
+    for changes, cls, longest in (({}, TgiChunked, 8_191), ({"enable_chunked_prefill": False}, Tgi, 8_191)):
+        parameters = resolve(chosen, {"max_batch_total_tokens": 1_600, **changes}, max_model_len=8_192)
+        policy, _ = build_policy(parameters, num_gpu_blocks=700, kv_bytes_per_token=1)
+        assert type(policy) is cls
+        assert (policy.max_input_length, policy.by_blocks, policy.max_requests) == (longest, True, 128)
+        assert policy.kv.num_blocks - policy.unused_blocks == 99  # 1,600 tokens are 100 blocks, block 0 is not used
+    assert parameters.values["max_batch_prefill_tokens"] == 8_191
+    assert resolve(chosen, {}, max_model_len=8_192).values["max_batch_prefill_tokens"] == 4_096
+
+
+# -- the door ----------------------------------------------------------------------------------------------------
+
+
 def test_what_the_router_refuses_at_its_door() -> None:
     policy = tgi(20, max_input_length=10, max_concurrent_requests=2, max_model_len=20)
     world = Stepper(policy, max_model_len=20)
@@ -229,7 +343,7 @@ def test_the_preset_has_the_lengths_of_the_launcher() -> None:
         resolve(chosen, {"max_concurrent_requests": 7}, max_model_len=4_096), num_gpu_blocks=100, kv_bytes_per_token=1
     )
     assert isinstance(policy, Tgi)
-    assert (policy.max_num_seqs, policy.max_requests, policy.max_total_tokens, policy.unit) == (7, 7, 1_600, 16)
+    assert (policy.max_num_seqs, policy.max_requests, policy.max_total_tokens) == (7, 7, 1_600)
     with pytest.raises(ConfigError, match=r"engine\.waiting_served_ratio = -1: give a number of at least 0"):
         resolve(chosen, {"waiting_served_ratio": -1}, max_model_len=4_096)
 

@@ -67,7 +67,7 @@ class Variant(NamedTuple):
                 0 if chunked else size.max_model_len,
                 size.block_size if "context_chunking_policy" in chosen.defaults else 0,
             ),
-            "max_batch_prefill_tokens": max(size.max_num_batched_tokens, size.max_model_len),
+            "max_batch_prefill_tokens": max(size.max_num_batched_tokens, 0 if chunked else size.max_model_len),
             "block_size": size.block_size,
             "swap_space_bytes": size.num_cpu_blocks * size.block_size * size.kv_bytes_per_token,
         }
@@ -130,6 +130,9 @@ def _variants() -> list[Variant]:
 def _reserving() -> list[Variant]:
     """Text Generation Inference, with room at its door for everybody, TensorRT-LLM, llama.cpp."""
     found = [Variant("tgi-1.4", "tgi-1.4", "slots", {"max_concurrent_requests": 1 << 20, "max_waiting_tokens": 6})]
+    for name, chunked in (("tgi-3", True), ("tgi-3-whole", False)):
+        changes = {"max_concurrent_requests": 1 << 20, "max_waiting_tokens": 6, "enable_chunked_prefill": chunked}
+        found.append(Variant(name, "tgi-3", "slots", changes))
     chunks = {"chunked": "first_come_first_served", "equal": "equal_progress"}
     for name, labels in (("no-evict", ["chunked"]), ("max-utilization", ["chunked", "equal"]), ("static", ["equal"])):
         preset_name = f"trtllm-{name}"

@@ -14,7 +14,7 @@ from struct import pack, unpack
 from policies.core.errors import ConfigError
 from policies.core.kv import KvManager
 from policies.core.plan import Chunk, Grant, Horizon, Idle, StepPlan, StepResult
-from policies.core.request import Request
+from policies.core.request import Request, RequestId
 from policies.core.rows import Row
 from policies.systems.gated import Gated
 
@@ -29,8 +29,9 @@ class Tgi(Gated):
     down, in single precision as there), or of any size once ``max_waiting_tokens`` tokens were made since the last
     prefill, which counts as one of them, or if nothing runs. It is taken from the head while its prompts have at most
     ``max_batch_prefill_tokens`` tokens, and prompts and ``max_tokens`` fit into ``max_batch_total_tokens`` (0: all of
-    the pool) less the blocks that the running batch holds. ``rounds_to_blocks`` (1.4): each of the two lengths counts
-    in whole blocks. Blocks for prompt + ``max_tokens`` - 1 are taken at once and held to the end.
+    the pool) less the blocks that the running batch holds, where each of the two lengths counts in whole blocks.
+    Blocks for prompt + ``max_tokens`` - 1 are taken at once and held to the end. ``by_blocks`` (3): they alone
+    have to fit.
 
     ``max_model_len`` is TGI's max_total_tokens: a prompt over ``max_input_length`` tokens (0: what leaves room for one)
     is refused, a request that may exceed ``max_model_len`` as well (``over_length``), and one that comes while
@@ -39,6 +40,8 @@ class Tgi(Gated):
     A head of the queue that an empty engine cannot take ends with ``kv_capacity``; where ``faithful`` it, and everybody
     behind it, waits for ever.
     """
+
+    cuts_prompts = False
 
     def __init__(
         self,
@@ -52,7 +55,7 @@ class Tgi(Gated):
         waiting_served_ratio: float = 1.2,
         max_waiting_tokens: int = 20,
         max_concurrent_requests: int = 0,
-        rounds_to_blocks: bool = True,
+        by_blocks: bool = False,
         faithful: bool = False,
     ) -> None:
         super().__init__(
@@ -64,23 +67,29 @@ class Tgi(Gated):
         )
         size, pool_tokens = kv.block_size, kv.num_blocks * kv.block_size
         self.max_input_length = max_input_length or max_model_len - 1
+        self.max_batch_prefill_tokens = max_batch_prefill_tokens
         self.max_prefill_tokens = kv.blocks_for(max_batch_prefill_tokens) * size
         self.max_total_tokens = min(max_batch_total_tokens or pool_tokens, pool_tokens)
         self.waiting_served_ratio = _single(waiting_served_ratio)
         self.max_waiting_tokens = max_waiting_tokens
-        self.unit = size if rounds_to_blocks else 1
+        self.by_blocks = by_blocks
+        self.unused_blocks = 0
+        if by_blocks and max_batch_total_tokens:
+            null_blocks = kv.num_gpu_blocks - kv.num_blocks
+            self.unused_blocks = max(0, kv.num_blocks + null_blocks - max_batch_total_tokens // size)
         self.faithful = faithful
         self.waiting_tokens = 1
         self._decode_is_due = False
         self._num_fitting = 0
         self._limit = "batch"
+        self._next_chunks: dict[RequestId, int] = {}
         self._check_lengths(max_batch_prefill_tokens)
 
     def _check_lengths(self, max_batch_prefill_tokens: int) -> None:
         longest, limit = self.max_input_length, self.max_model_len
         if longest >= limit:
             raise ConfigError(f"max_input_length is {longest}; TGI wants less than max_model_len = {limit}")
-        if max_batch_prefill_tokens < longest:
+        if max_batch_prefill_tokens < longest and not self.cuts_prompts:
             raise ConfigError(
                 f"max_batch_prefill_tokens is {max_batch_prefill_tokens}; TGI wants at least max_input_length ="
                 f" {longest}"
@@ -167,9 +176,9 @@ class Tgi(Gated):
 
     def _count_fitting(self) -> int:
         """How many requests from the head on fit beside the running batch; sets what stops the next one."""
-        kv, unit = self.kv, self.unit
-        free_blocks = kv.pool.num_free
-        budget = self.max_total_tokens - (kv.num_blocks - free_blocks) * kv.block_size
+        kv, unit = self.kv, 1 if self.by_blocks else self.kv.block_size
+        free_blocks = kv.pool.num_free - self.unused_blocks
+        budget = self.max_total_tokens - (kv.num_blocks - kv.pool.num_free) * kv.block_size
         places = self.max_num_seqs - len(self.running)
         self._limit = "max_num_seqs"
         size = prompt_tokens = total_tokens = 0
@@ -178,7 +187,7 @@ class Tgi(Gated):
             prompt_tokens += prompt
             total_tokens += prompt + -(-row.request.max_tokens // unit) * unit
             free_blocks -= self.reserved_blocks(row)
-            if total_tokens > budget or free_blocks < 0:
+            if free_blocks < 0 or (total_tokens > budget and not self.by_blocks):
                 self._limit = "kv_blocks"
                 break
             if prompt_tokens > self.max_prefill_tokens:
