@@ -69,8 +69,10 @@ class StepTerms:
 
     def _at(self, size: tuple[int, int, int]) -> tuple[float, ...]:
         """Linear part with communication, head and host of a step of so many tokens and decoding rows; the last number
-        is -1 without prompts, and 1 if a prompt is completed."""
+        is -1 without prompts, and 1 if a prompt is completed. A step that computes nothing has none of them."""
         num_tokens, num_seqs, emits = size
+        if not num_seqs and emits < 0:
+            return self._known.setdefault(size, (0.0, 0.0, 0.0))
         chunks = () if emits < 0 else (Chunk(0, 0, max(num_tokens - num_seqs, 1), emits > 0),)
         parts = self._costs.parts(num_tokens, num_seqs, 0, 0, chunks)
         terms = (parts["linear"] + parts["all_reduce"], parts["head"], parts["host"])

@@ -193,7 +193,7 @@ def test_hardware_lists_cards_and_prints_every_term_of_the_pool() -> None:
     without_costs = batchscope("hardware", "show", "l4-24gb", "--model", "llama-2-70b")
     assert without_costs.exit_code == 0
     assert "KV pool: none. llama-2-70b on l4-24gb leaves no room" in without_costs.stdout
-    assert "cost model: none. no cost file is shipped" in without_costs.stdout
+    assert "cost model: roofline version 1, no measurement of this model on this card" in without_costs.stdout
 
 
 # -- progress ------------------------------------------------------------------------------------------------
