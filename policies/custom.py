@@ -7,7 +7,7 @@ from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Any
 
 from policies.core.errors import ConfigError, UserError, closest
-from policies.core.protocols import Policy
+from policies.core.protocols import OWED, Policy
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -41,7 +41,7 @@ def load_custom(address: str) -> type[Policy]:
             f"{where}: {name} is no policy; derive it from policies.systems.base.BatchingPolicy"
             " (or policies.core.protocols.Policy)"
         )
-    missing = sorted(found.__abstractmethods__)
+    missing = [method for method in OWED if getattr(found, method) is getattr(Policy, method)]
     if missing:
         raise ConfigError(f"{where}: {name} does not define {', '.join(missing)}")
     return found

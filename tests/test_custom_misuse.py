@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 
 import pytest
 
 from policies.core.errors import ContractError, UserError
+from policies.core.protocols import OWED
 from sim.api import prepare, run_setup
 from sim.config import load_config
 from tests.command import batchscope, chat, message_of, settings
@@ -259,3 +261,10 @@ def test_a_class_is_named_in_table_and_folder() -> None:
     stdout = batchscope(*RUN).stdout
     assert stdout.startswith("bad.py:Ok (parameters and KV memory of vllm-0.11), llama-2-7b on a100-80gb (")
     assert "record: runs/Ok-1\n" in stdout
+
+
+def test_what_a_policy_owes_is_what_its_interface_leaves_open() -> None:
+    source = (Path(__file__).parents[1] / "policies" / "core" / "protocols.py").read_text(encoding="utf-8")
+    (interface,) = (node for node in ast.parse(source).body if isinstance(node, ast.ClassDef) and node.name == "Policy")
+    methods = [node for node in interface.body if isinstance(node, ast.FunctionDef)]
+    assert sorted(node.name for node in methods if node.decorator_list) == list(OWED)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
@@ -70,12 +70,15 @@ NO_DETAILS: Details = {}
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class Policy(ABC):
+class Policy:
     """Decides, step by step, which requests run. It sees integers and times, never tensors or true output lengths.
 
     In a request's life: ``on_arrival``; then for each step ``schedule``, the backend runs the plan, ``on_step_end``.
     Between plans of a quiet run the driver may book steps with ``skip`` instead. ``on_abort`` may come between any
     two steps.
+
+    What a policy must define is listed in ``OWED`` and looked at when it is loaded: an ABCMeta of compiled classes
+    takes them for one another in ``isinstance``.
     """
 
     kv: KvManager
@@ -137,8 +140,12 @@ class Policy(ABC):
         """What only this system's logs tell of its state between steps; O(requests), for logs."""
         return NO_DETAILS
 
-    def on_transfer_done(self, transfer: Transfer) -> None:  # noqa: B027  (most policies only make blocking ones)
+    def on_transfer_done(self, transfer: Transfer) -> None:
         """A non-blocking transfer of this policy has ended."""
+
+
+OWED = ("batch_order", "horizon", "load", "on_abort", "on_arrival", "on_step_end", "queues", "schedule", "skip")
+"""Methods that every policy defines; ``BatchingPolicy`` has all but ``horizon`` and ``schedule``."""
 
 
 class Backend(Protocol):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby, starmap
@@ -136,7 +136,7 @@ class TableSink(Protocol):
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class RowsToColumns(ABC):
+class RowsToColumns:
     """Base of a ``TableSink`` that also takes rows, as a ``RecordSink``; a batch without rows never reaches it."""
 
     @abstractmethod
