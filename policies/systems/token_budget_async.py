@@ -47,8 +47,8 @@ class AsyncTokenBudget(TokenBudget033):
     A row that has completed what is known of it goes on with a placeholder for its next token; one that the token in
     flight will bring to ``max_tokens`` is not planned again. A preempted row still gets the tokens of plans in flight,
     may end with them, and waits until they have come. It leaves the batch only then (``StepPlan.leaves``), although
-    its blocks are free at once. With nothing to plan while a step is in flight the plan is empty. Full blocks may be
-    hit once a token of the row has come, those of plans in flight later.
+    its blocks are free at once. With nothing to plan while a step is in flight the plan is empty. Full blocks of
+    known tokens may be hit as soon as they are planned, those that hold tokens in flight once these have come.
 
     Every row is looked at in every step: O(rows), and no quiet runs.
     """
@@ -196,6 +196,8 @@ class AsyncTokenBudget(TokenBudget033):
         self._budget -= count
         emits = end == row.num_tokens + row.placeholders
         self._batch[row.id] = Part(row, start, count, emits, row.makes_tokens, row.epoch)
+        if row.content is not None:
+            self.kv.cache_blocks(row.id, row.content, min(end, row.num_tokens))
         if emits:
             row.placeholders += 1
             row.makes_tokens = True
