@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,9 @@ from tests.command import CHAT
 from tests.pages import Page
 
 LOAD = [*CHAT, "workload.rate_per_s=12", "workload.num_requests=240", "sim.record=tokens"]
-RUNS = {
-    **dict.fromkeys(("ft-static", "orca-max", "vllm-0.11"), [*LOAD, "engine.num_gpu_blocks=1024"]),
+AMPLE = (*LOAD, "engine.num_gpu_blocks=1024")
+RUNS: dict[str, Sequence[str]] = {
+    **dict.fromkeys(("ft-static", "orca-max", "vllm-0.11"), AMPLE),
     "vllm-0.6-swap": [*LOAD, "engine.num_gpu_blocks=220", "slo.ttft_s=0.5", "slo.tpot_s=0.05"],
 }
 

@@ -75,9 +75,10 @@ class Part(NamedTuple):
 
 
 def write_page(
-    views: Sequence[RunView], path: Path, *, paired: bool = True, notices: Sequence[str] = ()
+    views: Sequence[RunView], path: Path | str, *, paired: bool = True, notices: Sequence[str] = ()
 ) -> Path:
     """Write the page of one run, or the comparison of several (the first one is the base); see ``page``."""
+    path = Path(path)
     write_whole(path, page(views, paired=paired, notices=notices))
     return path
 
