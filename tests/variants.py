@@ -141,9 +141,8 @@ def _reserving() -> list[Variant]:
             rule = {"enable_chunked_prefill": True, "context_chunking_policy": chunks[label]}
             found.append(Variant(f"{preset_name}-{label}", preset_name, "prompts", rule))
     found.append(Variant("llamacpp", "llamacpp", "slots"))
-    found.append(Variant("llamacpp-waits", "llamacpp", "slots", {"cont_batching": False}))
     found.append(Variant("llamacpp-unified", "llamacpp-unified", "chunks", most_seqs=6))
-    found.append(Variant("ollama", "ollama", "slots", {"max_num_queued_reqs": 1 << 20}))
+    found.append(Variant("ollama", "ollama", "slots", {"max_num_queued_reqs": 1 << 20, "cont_batching": False}))
     return found
 
 
