@@ -116,6 +116,8 @@ TGI = (
         ),
         left_out=(
             "prefix caching: every prompt is computed whole",
+            "how a cut prompt goes on, and that a pass follows each one with new requests, was read in other versions"
+            " of 3 and a fork; the tokens of the running batch are taken as those that its next pass computes",
             "max_batch_prefill_tokens and block_size are assumed: the launcher derives them from card and attention",
             "max_num_seqs (max_batch_size), which TGI ignores where it chunks, is kept to if it is set",
             *_LEFT_OUT,

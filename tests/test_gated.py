@@ -54,4 +54,4 @@ def test_a_log_of_decisions_asks_for_refusals_without_counting_twice(tmp_path: P
     plain = simulate(overrides=settings)
     logged = simulate(overrides=(*settings, "sim.record=decisions"), out=tmp_path / "run")
     assert plain.summary["requests"] == logged.summary["requests"]
-    assert plain.summary["requests"]["reasons"]["overloaded"] > 20  # type: ignore[index]
+    assert plain.summary["requests"]["reasons"]["overloaded"] > 20

@@ -92,8 +92,8 @@ class Policy:
     than that many, which costs no memory: its last token is never computed."""
 
     def refusal(self, request: Request) -> str | None:
-        """Why this engine refuses a request at its door, if it does: asked when it comes. It may depend on who is inside
-        (``policies.systems.gated``), but not on when the policy takes the requests that were let in."""
+        """Why this engine refuses a request at its door, if it does; asked when it comes. It may depend on who is
+        inside (``policies.systems.gated``), but not on when the policy takes the requests that were let in."""
         return None
 
     @abstractmethod
