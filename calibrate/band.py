@@ -7,14 +7,16 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from calibrate.fitting import least_squares
 from policies.catalog import Card, ModelShape, card, model
 from policies.core.errors import ConfigError, CostFileError
 from policies.core.plan import Chunk
 from policies.presets import preset
 from sim.costs.links import link_of
-from sim.costs.model import CostModel
+from sim.costs.model import NO_HOST, CostModel
 from sim.costs.roofline import Shares, terms_from
 from sim.costs.terms import HostTerm
+from sim.machine import host_term
 
 _FILES = ("argonne.jsonl", "trtllm_static.jsonl")
 _SOURCE = "LLM-Inference-Bench (Argonne), TensorRT-LLM performance pages 0.5 to 0.9"
@@ -93,12 +95,9 @@ def _fits(run: Run) -> bool:
     return run.shape.weight_bytes + kv_bytes <= _USABLE * run.card.memory_bytes
 
 
-def predicted_s(run: Run, shares: Shares) -> float:
+def predicted_s(run: Run, shares: Shares, host: HostTerm = NO_HOST) -> float:
     """One step for all prompts, then as many decode steps as there are tokens left; decode time is linear in the
-    context, so that they last as long as at the mean context. vLLM adds the host time of its preset."""
-    name = _HOST_PRESETS.get(run.engine)
-    times = preset(name).host if name else None
-    host = HostTerm() if times is None else HostTerm(times.base_s, times.per_seq_s)
+    context, so that they last as long as at the mean context."""
     all_reduce = link_of(run.card, run.shape.tp).all_reduce
     costs = CostModel(terms_from(shares, run.shape, run.card), run.shape, run.card, host, all_reduce=all_reduce)
     batch, prompt, steps = run.num_seqs, run.prompt_tokens, run.output_tokens - 1
@@ -107,9 +106,32 @@ def predicted_s(run: Run, shares: Shares) -> float:
     return prefill_s + steps * costs.step_time_s(batch, batch, batch * context, context, ())
 
 
+def fit_host(shares: Shares, measured: Path) -> tuple[float, float, float]:
+    """What steps of vLLM take beyond the roofline: (a step, a sequence in it, a step of several GPUs), in seconds.
+
+    Least squares of relative errors over all its runs, no coefficient below zero.
+    """
+    import numpy as np
+
+    runs = [run for run in read_runs(measured) if run.engine in _HOST_PRESETS]
+    seconds = np.array([run.seconds for run in runs])
+    rest_s = seconds - np.array([predicted_s(run, shares) for run in runs])
+    columns = np.array(
+        [run.output_tokens * np.array([1.0, run.num_seqs, float(run.shape.tp > 1)]) for run in runs]
+    )
+    base_s, per_seq_s, parallel_s = least_squares(columns, rest_s, list(1 / seconds), [0.0] * 3)
+    return base_s, per_seq_s, parallel_s
+
+
+def host_of(run: Run) -> HostTerm:
+    """The host time of the engine's preset; none for engines without."""
+    name = _HOST_PRESETS.get(run.engine)
+    return host_term(preset(name), run.shape.tp) if name else NO_HOST
+
+
 def band_of(shares: Shares, measured: Path) -> tuple[dict[str, float], str]:
     """Quantiles of predicted over measured time and their number, and where the runs come from."""
-    ratios = sorted(predicted_s(run, shares) / run.seconds for run in read_runs(measured))
+    ratios = sorted(predicted_s(run, shares, host_of(run)) / run.seconds for run in read_runs(measured))
     places = {"p5": 0.05, "median": 0.5, "p95": 0.95}
     band = {name: round(ratios[round(place * (len(ratios) - 1))], 3) for name, place in places.items()}
     return {**band, "runs": len(ratios)}, f"predicted over measured time of whole batches: {_SOURCE}"

@@ -24,9 +24,11 @@ _GRAPHS = Graphs((1, 2, 4, *range(8, 257, 8)))
 """Decode steps alone run as graphs; batches beyond 256 do not."""
 
 _HOST_063 = HostTime(
-    2.9e-3,
-    0.06e-3,
-    "fitted to vLLM 0.5.3 on A100 40 GB, LLM-Inference-Bench (Argonne)",
+    0.49e-3,
+    0.074e-3,
+    "what 282 runs of vLLM 0.5.3 on A100 40 GB and H100 take beyond their operators, LLM-Inference-Bench (Argonne);"
+    " beyond 0.84 of the bandwidth it would be 2.9 ms + 0.06 ms a sequence",
+    parallel_s=1.24e-3,
 )
 _HOST_027 = HostTime(
     0.9e-3,

@@ -14,15 +14,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from calibrate.band import fit_host, host_of, predicted_s, read_runs
 from calibrate.links import fit_links
 from policies.catalog import Card, ModelShape, card, cards, model, models
 from policies.core.errors import ConfigError
 from policies.core.plan import Chunk
+from policies.preset import HostTime
 from policies.presets import preset
 from sim import simulate
 from sim.costs.links import LINKS_FILE, link_of
 from sim.costs.load import load_cost_model
 from sim.costs.model import CostModel
+from sim.costs.roofline import ROOFLINE_FILE, Shares
 from sim.costs.terms import GraphTerm, HostTerm
 from sim.machine import host_term
 from tests.command import message_of, settings
@@ -30,6 +33,7 @@ from tests.command import message_of, settings
 CARDS = st.sampled_from(cards())
 MODELS = st.sampled_from(models())
 BITS = st.sampled_from((16, 8, 4))
+HOST = preset("vllm-0.6").host or HostTime(0, 0, "")
 
 
 def prefill_s(costs: CostModel, num_seqs: int, tokens: int) -> float:
@@ -251,11 +255,32 @@ def test_a_group_has_the_pool_and_the_steps_of_its_parts() -> None:
     assert two["itl_s"]["mean"] > 1.6 * four["itl_s"]["mean"]
 
 
+def test_host_time_of_vllm_is_what_its_runs_take_beyond_the_operators(shared_data: Path) -> None:
+    shares = Shares(**json.loads(ROOFLINE_FILE.read_text())["shares"])
+    assert fit_host(shares, shared_data / "measured") == pytest.approx(
+        (HOST.base_s, HOST.per_seq_s, HOST.parallel_s), rel=0.01
+    )
+
+
+def test_vllm_on_an_a100_40gb_as_measured(shared_data: Path) -> None:
+    """Whole batches of Llama-2-7B on one card, those that its memory holds."""
+    shares = Shares(**json.loads(ROOFLINE_FILE.read_text())["shares"])
+    runs = [
+        run
+        for run in read_runs(shared_data / "measured")
+        if (run.engine, run.card.name, run.shape.name, run.shape.tp) == ("vllm", "a100-40gb", "llama-2-7b", 1)
+    ]
+    errors = [abs(predicted_s(run, shares, host_of(run)) / run.seconds - 1) for run in runs]
+    assert len(errors) >= 10
+    assert statistics.mean(errors) <= 0.035
+    assert max(errors) <= 0.06
+
+
 def test_host_time_can_be_left_out() -> None:
     with_host, without = (
         simulate(policy="vllm-0.6", overrides=(*CLIENTS, f"hardware.host_term={term}")).summary
         for term in ("true", "false")
     )
-    assert with_host["itl_s"]["mean"] - without["itl_s"]["mean"] == pytest.approx(2.9e-3 + 2 * 0.06e-3)
+    assert with_host["itl_s"]["mean"] - without["itl_s"]["mean"] == pytest.approx(HOST.base_s + 2 * HOST.per_seq_s)
     assert any(note.startswith("no host term") for note in without["notes"])
     assert not any(note.startswith("no host term") for note in with_host.get("notes", ()))

@@ -152,4 +152,4 @@ def test_hardware_says_what_a_pair_lacks() -> None:
     text = describe_hardware(load_cost_model(model("llama-2-70b"), card("l4-24gb")))
     assert "KV pool: none. llama-2-70b on l4-24gb leaves no room" in text
     assert "cost model: roofline version 1, no measurement of this model on this card" in text
-    assert "accuracy: 0.70 to 1.24 of the measured time in 90 % of 648 published runs" in text
+    assert "accuracy: 0.70 to 1.08 of the measured time in 90 % of 648 published runs" in text

@@ -52,6 +52,27 @@ def test_more_clients_wait_longer_and_get_more() -> None:
     assert all(sum(summary["preemptions"].values()) == 0 for summary in summaries)
 
 
+def test_jumps_across_knots_of_the_context_change_nothing(tmp_path: Path) -> None:
+    """Contexts of 200 to 1,500 tokens pass the knots at 256, 512 and 1,024 while decoding."""
+    keys = (
+        "workload.generator=poisson",
+        "workload.rate_per_s=3",
+        "workload.num_requests=60",
+        'workload.prompt={dist="uniform", low=200, high=900}',
+        'workload.output={dist="uniform", low=100, high=600}',
+        "sim.record=steps",
+    )
+    jumped, stepped = (
+        simulate(policy="vllm-0.6", out=tmp_path / mode, overrides=(*keys, f"sim.skip_ahead={mode}"))
+        for mode in ("true", "false")
+    )
+    assert jumped.requests.equals(stepped.requests)
+    assert jumped.steps is not None
+    assert stepped.steps is not None
+    assert jumped.steps.equals(stepped.steps)
+    assert jumped.summary["steps"]["quiet_run_mean"] > 3
+
+
 NUM_TOKENS = 992
 
 
