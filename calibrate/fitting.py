@@ -207,5 +207,7 @@ def least_squares(columns: Array, seconds: Array, weights: Sequence[float], leas
     bound = np.array(least, float)
     scale = np.abs(columns).max(axis=0)
     target = (seconds - columns @ bound) * weight
-    excess, _ = nnls(columns / scale * weight[:, None], target)
+    # Of many rows an orthogonal factor leaves as many as there are columns, with the same solution.
+    orthogonal, triangle = np.linalg.qr(columns / scale * weight[:, None])
+    excess, _ = nnls(triangle, orthogonal.T @ target)
     return [float(value) for value in bound + excess / scale]

@@ -200,7 +200,7 @@ def test_names(arguments: tuple[str, ...], expected: str) -> None:
             "engine.block_size=1000000",
             "llama-2-7b on a100-80gb leaves no room for KV blocks: 0.9 x 85.9 GB memory - 13.5 GB weights - 0.3 GB "
             "activations - 1.5 GB reserve = 62.0 GB, where a block takes 524288.0 MB; choose a larger card or a "
-            "smaller model, or raise engine.gpu_memory_utilization",
+            "smaller model, split it with hardware.tp, or raise engine.gpu_memory_utilization",
         ),
         (
             "engine.gpu_memory_utilization=0",
@@ -214,7 +214,7 @@ def test_names(arguments: tuple[str, ...], expected: str) -> None:
             "engine.gpu_memory_utilization=0.17",
             "llama-2-7b on a100-80gb leaves no room for KV blocks: 0.17 x 85.9 GB memory - 13.5 GB weights - 0.3 GB "
             "activations - 1.5 GB reserve = -0.7 GB, where a block takes 8.4 MB; choose a larger card or a smaller "
-            "model, or raise engine.gpu_memory_utilization",
+            "model, split it with hardware.tp, or raise engine.gpu_memory_utilization",
         ),
         ("engine.max_model_len=4097", "engine.max_model_len = 4097: the model takes at most 4096 tokens"),
         ("engine.faithful=1", "engine.faithful = 1: give true or false"),
@@ -300,11 +300,11 @@ def test_weights_that_leave_no_room_are_named_before_a_missing_cost_file() -> No
     assert message_of("run", *TRACE, "--model", "llama-2-70b") == (
         "llama-2-70b on a100-80gb leaves no room for KV blocks: 0.9 x 85.9 GB memory - 138.0 GB weights - 0.7 GB "
         "activations - 1.5 GB reserve = -62.8 GB, where a block takes 5.2 MB; choose a larger card or a smaller "
-        "model, or raise engine.gpu_memory_utilization"
+        "model, split it with hardware.tp, or raise engine.gpu_memory_utilization"
     )
     assert message_of("run", *TRACE, "--model", "llama-2-70b", *settings(engine__num_gpu_blocks=9)) == (
         "the weights of llama-2-70b, 138.0 GB, exceed the 85.9 GB of a100-80gb; choose a larger card or a smaller "
-        "model"
+        "model, or split it with hardware.tp"
     )
 
 

@@ -131,7 +131,7 @@ def test_bare_words_are_texts(text: str, value: str) -> None:
     assert load_config(None, [f"workload.trace={text}"]).workload.trace == value
 
 
-def said(overrides: list[str], **flags: object) -> str:
+def said(overrides: list[str], **flags: Any) -> str:
     with pytest.raises(ConfigError) as error:
         load_config(None, overrides, None, **flags)
     assert "\n" not in str(error.value)

@@ -64,8 +64,8 @@ def kv_pool(
             f" {utilization:g} x {memory / 1e9:.1f} GB memory"
             f" - {shape.weight_bytes / 1e9:.1f} GB weights - {activation / 1e9:.1f} GB activations"
             f" - {reserve_bytes / 1e9:.1f} GB reserve = {left / 1e9:.1f} GB, where a block takes"
-            f" {block_bytes / 1e6:.1f} MB; choose a larger card or a smaller model, or raise"
-            " engine.gpu_memory_utilization"
+            f" {block_bytes / 1e6:.1f} MB; choose a larger card or a smaller model, split it with"
+            " hardware.tp, or raise engine.gpu_memory_utilization"
         )
     return KvPool(
         memory, utilization, shape.weight_bytes, activation, reserve_bytes, block_bytes, block_size, blocks
@@ -78,7 +78,7 @@ def check_fits(shape: ModelShape, card: Card, num_gpu_blocks: int, block_size: i
     if shape.weight_bytes > card.memory_bytes:
         raise ConfigError(
             f"the weights of {shape.name}, {shape.weight_bytes / 1e9:.1f} GB, exceed the {card.memory_bytes / 1e9:.1f}"
-            f" GB of {card.name}; choose a larger card or a smaller model"
+            f" GB of {card.name}; choose a larger card or a smaller model, or split it with hardware.tp"
         )
     if shape.weight_bytes + pool_bytes > card.memory_bytes:
         most = (card.memory_bytes - shape.weight_bytes) // shape.block_bytes(block_size)
