@@ -11,7 +11,7 @@ DEVELOP := $(VENV)/.installed-dev
 COMPILED := $(VENV)/compiled/.installed
 PIP_INSTALL := $(PY) -m pip install --quiet --constraint constraints.txt
 
-.PHONY: demo test install lint ruff types layers compile perf fuzz laws clean
+.PHONY: demo test install lint ruff types layers compile perf fuzz laws clean policies-by-workloads
 
 demo: $(INSTALLED)
 	$(VENV)/bin/batchscope demo
@@ -63,6 +63,9 @@ compile: $(COMPILED)
 # The slow checks, each opt-in.
 perf: $(COMPILED)
 	$(PY) -m tests.perf.run --program $(VENV)/compiled/bin/batchscope
+
+policies-by-workloads: $(DEVELOP)
+	$(PY) -m tests.perf.policies_by_workloads --out docs/policies-by-workloads.md
 
 fuzz: $(DEVELOP)
 	HYPOTHESIS_PROFILE=fuzz BATCHSCOPE_FUZZ=1 $(PYTEST) tests/fuzz
