@@ -74,6 +74,20 @@ def test_a_run_without_answers_has_a_page_too() -> None:
     assert "0 of 2 finished; 2 refused at the door" in made.visible
 
 
+def test_a_run_that_nobody_asked_anything_has_no_page() -> None:
+    ended = batchscope("run", *PRESSED, *settings("sim.max_time_s=0.0001"), "--out", "a")
+    assert (ended.exit_code, ended.stderr) == (0, "")
+    assert ended.stdout.splitlines()[-1] == "record: a"
+    assert not Path("a/report.html").exists()
+
+
+def test_a_run_that_died_has_a_page_that_says_so() -> None:
+    keys = {"engine__faithful": True, "engine__max_model_len": 400, "engine__swap_space_bytes": 4 << 23}
+    dying = chat(60, 60, engine__num_gpu_blocks=60, **keys)
+    assert batchscope("run", *dying, "--policy", "vllm-0.6-swap", "--out", "a").exit_code == 3
+    assert "engine_died: the run did not complete" in Page(Path("a/report.html").read_text()).visible
+
+
 def test_demo_ends_with_a_page_that_compares_the_three() -> None:
     ended = batchscope("demo")
     assert ended.exit_code == 0

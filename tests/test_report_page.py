@@ -204,3 +204,21 @@ def test_what_a_user_names_is_text_and_not_markup(views: dict[str, RunView], tmp
     assert "<script>alert" not in html
     assert "&lt;/pre&gt;&lt;script&gt;" in html
     assert Page(html).wrong == []
+
+
+def test_who_got_no_answer_is_part_of_the_finding(tmp_path: Path) -> None:
+    overrides = [*CHAT, "workload.rate_per_s=12", "workload.num_requests=80", "engine.num_gpu_blocks=150"]
+    left = Page(page([simulate(overrides=[*overrides, "workload.abort_after_s=4"]).view])).visible
+    counts = simulate(overrides=[*overrides, "workload.abort_after_s=4"]).summary["requests"]
+    assert counts["aborted"] > 1
+    words = f"{counts['aborted']:,} of 80 requests got no whole answer ({counts['aborted']:,} given up by their clients)."
+    assert words in left
+    assert "no whole answer" not in Page(page([simulate(overrides=overrides).view])).visible
+
+
+def test_a_roofline_states_its_band() -> None:
+    overrides = [*CHAT, "workload.rate_per_s=4", "workload.num_requests=20", "hardware.cost_model=roofline"]
+    result = simulate(overrides=overrides, hardware="l40s-48gb")
+    text = Page(page([result.view])).visible
+    band = result.summary["cost_model"]["band"]
+    assert f"its times were {band['p5']:.2f} to {band['p95']:.2f} of measured ones in 90 %" in text

@@ -67,7 +67,7 @@ def run(
     wanted = out is not None and (not as_json if page is None else page)
     with ProgressLine(setup.workload.num_requests) as progress:
         result = run_setup(setup, out=out, progress=progress, interruptible=True, keep=wanted)
-    path = result.report() if wanted else None
+    path = result.report() if wanted and result.summary["requests"]["offered"] else None
     if as_json:
         click.echo(to_json(result.summary), nl=False)
     else:

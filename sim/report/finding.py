@@ -16,7 +16,9 @@ Summary = dict[str, Any]
 
 def finding(view: RunView) -> list[str]:
     """Two to four sentences on one run."""
-    return [text for text in (_speed(view), _limit(view.summary), _memory(view.summary), _bound(view.summary)) if text]
+    summary = view.summary
+    sentences = (_speed(view), _unserved(summary), _limit(summary), _memory(summary), _bound(summary))
+    return [text for text in sentences if text]
 
 
 class Finding(NamedTuple):
@@ -93,11 +95,23 @@ def _speed(view: RunView) -> str:
     return f"{lead} see their first token within {seconds(ttft['p50'])}, 99 % within {seconds(ttft['p99'])}{gap}."
 
 
+def _unserved(summary: Summary) -> str:
+    """Who got no whole answer, if that is more than 1 % of the requests: the latencies are those of the others."""
+    counts = summary["requests"]
+    missing = {words: counts[name] for name, words in OUTCOMES.items() if counts[name]}
+    total = sum(missing.values())
+    if total <= 0.01 * counts["offered"]:
+        return ""
+    parts = ", ".join(f"{count:,} {words}" for words, count in missing.items())
+    return f"{total:,} of {counts['offered']:,} requests got no whole answer ({parts})."
+
+
 def _verdict(view: RunView) -> str:
     growth = view.summary.get("stability", {}).get("queue_slope_per_s", 0.0)
+    counts = view.summary["requests"]
     return {
         None: "serves them",
-        True: "keeps up",
+        True: "keeps up" if counts["finished"] >= 0.99 * counts["offered"] else "has a queue that does not grow",
         False: f"does not keep up (its queue grows by {rounded(growth)} requests each second)",
     }[view.keeps_up]
 
@@ -169,7 +183,7 @@ def _of_one(view: RunView) -> list[str]:
     }[view.keeps_up]
     speed = f"half of the requests wait at most {seconds(summary['ttft_s']['p50'])} for their {what}"
     speed += f" and 99 % at most {seconds(summary['ttft_s']['p99'])}{up}."
-    return [speed, *(text for text in (_limit(summary), _memory(summary)) if text)]
+    return [speed, *(text for text in (_unserved(summary), _limit(summary), _memory(summary)) if text)]
 
 
 def _most_output(views: Sequence[RunView]) -> str | None:
@@ -212,8 +226,13 @@ def _side(summary: Summary) -> str:
 def _costs(summary: Summary) -> str:
     costs = summary["cost_model"]
     text = f"cost model {costs['name']}, version {costs['version']}"
-    error = costs.get("error")
-    if isinstance(error, dict) and "median" in error:
+    error, band = costs.get("error"), costs.get("band")
+    if band is not None:
+        text += (
+            f" (from the card's data sheet); its times were {band['p5']:.2f} to {band['p95']:.2f} of measured ones in"
+            f" 90 % of {band['runs']:,.0f} published runs"
+        )
+    elif isinstance(error, dict) and "median" in error:
         text += f"; error on measurements held out: median {percent(error['median'])}, p95 {percent(error['p95'])}"
     elif error is None:
         text += "; not validated against measurements"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +20,7 @@ from sim.report.figures import (
     overview_table,
     rate_rows,
 )
-from sim.report.finding import find, shared_facts
+from sim.report.finding import Finding, find, shared_facts
 from sim.report.lives import chosen_lives, in_words
 from sim.report.over_time import X_TITLE, time_panels
 from sim.report.palette import area_sample, line_sample
@@ -52,6 +53,9 @@ _INTERVALS = (
     " interval, from 20 windows of neighbouring requests; where there is none, samples are too few or the run does"
     " not keep up."
 )
+
+
+_UNIT = re.compile(r"(\d) (s|ms|%|GB)(?!\w)")
 
 
 class Chart(NamedTuple):
@@ -96,7 +100,7 @@ def page(views: Sequence[RunView], *, paired: bool = True, notices: Sequence[str
         title=_title(views),
         intro=_INTRO,
         sections=[(key, f"{number}. {name}") for number, (key, name) in enumerate(SECTIONS.items(), 1)],
-        finding=find(views),
+        finding=_glued(find(views)),
         facts=[*shared_facts(views), *([("Comparison", list(notices))] if notices else [])],
         glossary=[*GLOSSARY.items(), *METRICS.values()],
         figures_note=_INTERVALS,
@@ -111,6 +115,15 @@ def page(views: Sequence[RunView], *, paired: bool = True, notices: Sequence[str
         script=(HERE / "page.js").read_text(encoding="utf-8"),
         plotly_js=_plotly_js(),
     )
+
+
+def _glued(found: Finding) -> Finding:
+    """Numbers stay in one line with their units."""
+
+    def glue(text: str) -> str:
+        return _UNIT.sub("\\1\u00a0\\2", text)
+
+    return Finding([glue(text) for text in found.lead], [(name, glue(text)) for name, text in found.runs])
 
 
 def _plotly_js() -> str:
