@@ -181,7 +181,7 @@ LITERATURE = (
         "Liu et al., Andes: Defining and Enhancing Quality-of-Experience in LLM-Based Text Streaming Services (2024)",
         "batch of the requests that gain most quality of experience per KV block",
         "policies.systems.andes:Andes",
-        {**_ENGINE, **_TARGETS, "qoe_horizon_s": 5.0, "replan_steps": 16, "preemption_cap": 1},
+        {**_ENGINE, **_TARGETS, "qoe_horizon_s": 5.0, "replan_steps": 64, "preemption_cap": 1},
         "where the head of the queue does not fit, and then every replan_steps steps: greedy knapsack over all requests"
         " by gain in QoE over qoe_horizon_s per block; those that run and are not chosen are preempted by recompute",
         "a user expects the first token after the TTFT limit and one more every TPOT limit",

@@ -15,6 +15,7 @@ from policies.catalog import Card, ModelShape, card
 from policies.core.engine import Engine
 from policies.core.errors import UserError
 from policies.core.protocols import Policy
+from policies.core.request import Slo
 from policies.presets import EngineOptions, Parameters, build_policy, choose, resolve
 from sim.config import RunConfig, load_config
 from sim.costs.model import CostModel
@@ -148,6 +149,7 @@ def run_setup(
         progress=progress,
     )
     setup.services.lengths = world.clients.unanswered
+    world.clients.slo = _limits(setup.config)
     loop_started_s = time.process_time()
     with _no_garbage_collection(), _interrupts(world) if interruptible else nullcontext():
         try:
@@ -159,6 +161,12 @@ def run_setup(
     summary, metrics, message, notices = writer.finish(outcome, loop_cpu_s, started_s)
     toml, memory, digest = setup.config.to_toml(), writer.memory, writer.digest
     return Result(summary, metrics, message, notices, folder, toml=toml, memory=memory, digest=digest)
+
+
+def _limits(config: RunConfig) -> Slo | None:
+    """The limits that every request carries, if there are any."""
+    slo = Slo(**config.slo.to_dict())  # type: ignore[arg-type]
+    return slo if any(limit is not None for limit in slo) else None
 
 
 def _skips_ahead(setup: Setup) -> bool:

@@ -1,7 +1,8 @@
 """Runs a script of arrivals and aborts through a policy and compares each step with a line an eye can check.
 
 A script is text. ``+A 7/3`` lets request A come (prompt 7 tokens, makes 3), ``+A sys:4,A:3/3`` with segments
-of content, ``+A 7/3 p2`` with a priority, ``xA`` lets its client go away. Any other line is one step, as
+of content, ``+A 7/3 p2`` with a priority, ``@ann`` of a client, ``t5`` with a TTFT limit of 5 steps, ``xA`` lets its
+client go away. Any other line is one step, as
 expected, in columns:
 
     STEP | ROWS | FREE | WAITING | RUNNING | SWAPPED | EVENTS
@@ -26,7 +27,7 @@ from policies.core.engine import Engine
 from policies.core.errors import RunError
 from policies.core.plan import Finish, Idle, StepPlan, StepResult
 from policies.core.protocols import Policy
-from policies.core.request import Request, Segments
+from policies.core.request import Request, Segments, Slo
 from policies.core.stops import StopCalendar, stop_of
 
 
@@ -68,15 +69,18 @@ class _World:
 
     def arrive(self, line: str) -> None:
         name, _, lengths = line[1:].partition(" ")
-        lengths, _, priority = lengths.partition(" p")
+        lengths, *words = lengths.split()
+        options = {word[0]: word[1:] for word in words}
+        slo = Slo(ttft_s=float(options["t"])) if "t" in options else None
         prompt, _, output = lengths.partition("/")
         segments: Segments = ()
         if ":" in prompt:
             parts = [part.split(":") for part in prompt.split(",")]
             segments = tuple((key, int(length)) for key, length in parts)
         tokens = sum(length for _, length in segments) or int(prompt)
-        number, limits = len(self.names), (tokens, int(output), int(priority or 0))
-        request = Request(number, self.writer.t, *limits, segments=segments)
+        number, limits = len(self.names), (tokens, int(output), int(options.get("p", 0)))
+        client_id = options.get("@", "")
+        request = Request(number, self.writer.t, *limits, client_id=client_id, slo=slo, segments=segments)
         self.names.append(name)
         if self.engine.add(request, self.writer.t) is None:
             self.calendar.add(request.id, stop_of(request, int(output), self.max_total_tokens))
@@ -90,6 +94,8 @@ class _World:
     def step(self) -> str | int:
         """One pass of the engine's loop; its line, or its number if the lines of the log will say what it did."""
         t = self.writer.t
+        for transfer in list(self.policy.kv.in_transit.values()):
+            self.engine.transfer_done(transfer)
         try:
             plan = self.engine.plan(t)
         except RunError as error:

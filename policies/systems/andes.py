@@ -58,7 +58,7 @@ class Andes(TokenBudget):
         ttft_target_s: float = 1.0,
         tpot_target_s: float = 0.1,
         qoe_horizon_s: float = 5.0,
-        replan_steps: int = 16,
+        replan_steps: int = 64,
         preemption_cap: int = 1,
         enable_chunked_prefill: bool = True,
         services: Services | None = None,

@@ -11,7 +11,7 @@ from typing import Protocol
 from simpy.events import Event
 
 from policies.core.plan import Finish
-from policies.core.request import Request, RequestId
+from policies.core.request import Request, RequestId, Slo
 from policies.core.stops import Stop, stop_of
 from sim.world.clock import At, Clock
 from traces.workload.rows import TraceRow
@@ -34,7 +34,8 @@ class Entrance(Protocol):
 
 
 class Clients:
-    """Sends rows as requests. ``unanswered`` holds those without an answer yet, with the tokens they will make."""
+    """Sends rows as requests. ``unanswered`` holds those without an answer yet, with the tokens they will make; ``slo``
+    are the limits of those whose row has none."""
 
     def __init__(
         self,
@@ -46,6 +47,7 @@ class Clients:
         reject_over_length: bool = False,
     ) -> None:
         self.offered = 0
+        self.slo: Slo | None = None
         self.unanswered: dict[RequestId, int] = {}
         self.on_answer: Callable[[RequestId, float], None] = lambda request_id, now_s: None
         self._clock, self._entrance = clock, entrance
@@ -55,10 +57,11 @@ class Clients:
 
     def send(self, number: int, row: TraceRow, now_s: float) -> None:
         """Send row ``number`` of the workload now."""
-        _, prompt_tokens, output_tokens, limit, priority, client_id, _, _, segments, patience_s = row
+        _, prompt_tokens, output_tokens, limit, priority, client_id, _, _, segments, patience_s, ttft_s, tpot_s = row
         if limit is None:
             limit = output_tokens
-        request = _new_tuple(Request, (number, now_s, prompt_tokens, limit, priority, client_id, None, segments))
+        slo = self.slo if ttft_s is None and tpot_s is None else self._own_slo(ttft_s, tpot_s)
+        request = _new_tuple(Request, (number, now_s, prompt_tokens, limit, priority, client_id, slo, segments))
         self.offered += 1
         stop = stop_of(request, output_tokens, self._max_total_tokens)
         self.unanswered[number] = stop[0]
@@ -70,6 +73,13 @@ class Clients:
             self.answer(refused, now_s)
         elif patience_s is not None:
             self._clock.event_at(now_s + patience_s, At.ABORT, lambda event: self._give_up(number))
+
+    def _own_slo(self, ttft_s: float | None, tpot_s: float | None) -> Slo:
+        """The limits of all requests, those that a row names replaced."""
+        common = self.slo or Slo()
+        return common._replace(
+            ttft_s=common.ttft_s if ttft_s is None else ttft_s, tpot_s=common.tpot_s if tpot_s is None else tpot_s
+        )
 
     def answer(self, finish: Finish, now_s: float) -> None:
         """A request ended and its client knows."""

@@ -91,6 +91,16 @@ def patience(value: object) -> float | None:
     return number
 
 
+def limit(value: object) -> float | None:
+    """Seconds above 0, or None for no value."""
+    if value is None or value == "":
+        return None
+    number = _number(value, "seconds")
+    if number <= 0:
+        raise ValueError("is not above 0; leave it empty for a request without this limit")
+    return number
+
+
 def segments(value: object) -> Segments:
     """``key:length|key:length`` or ``[[key, length], ...]``; a key may hold colons but no bar."""
     if value is None or value == "":

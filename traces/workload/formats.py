@@ -7,7 +7,10 @@ from typing import NamedTuple
 from policies.core.errors import TraceError, closest
 from traces.workload.textfile import Header
 
-OPTIONAL = ("max_tokens", "priority", "client_id", "session_id", "parent_id", "segments", "abort_after_s")
+OPTIONAL = (
+    *("max_tokens", "priority", "client_id", "session_id", "parent_id", "segments", "abort_after_s"),
+    *("slo_ttft_s", "slo_tpot_s"),
+)
 """Columns of our own formats that may be absent; names and order of TraceRow's fields."""
 
 

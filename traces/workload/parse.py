@@ -28,6 +28,8 @@ _OPTIONAL_CONVERTERS: dict[str, fields.Converter] = {
     "segments": fields.segments,
     "hash_ids": fields.hash_ids,
     "abort_after_s": fields.patience,
+    "slo_ttft_s": fields.limit,
+    "slo_tpot_s": fields.limit,
 }
 
 _LOOK_CLOSER = (ValueError, TypeError, IndexError, KeyError, OverflowError, AttributeError, RecursionError)

@@ -26,7 +26,7 @@ def profile_rows(
         prompt, length_class = round(prompt_at(share)), profile.length_class(share)
         output = round(output_at[length_class](draw_output()))
         segments = prefixes.segments(prompt, length_class) if prefixes else ()
-        yield new(TraceRow, (arrival, prompt, output, output, 0, "", "", None, segments, patience_s))
+        yield new(TraceRow, (arrival, prompt, output, output, 0, "", "", None, segments, patience_s, None, None))
 
 
 def profile_arrivals(arrivals: ArrivalProfile, rate_per_s: float, seed: int) -> Iterator[float]:

@@ -16,7 +16,8 @@ class TraceRow(NamedTuple):
     request whose answer must be delivered before this one is sent: it is sent at ``max(arrival_s, delivery of
     the parent)``. ``segments`` name the content of the prompt and add up to ``prompt_tokens`` unless empty.
     ``abort_after_s`` > 0 is the patience of the client: it goes away that long after it sent the request, if
-    it has not got the whole answer by then.
+    it has not got the whole answer by then. ``slo_ttft_s`` and ``slo_tpot_s`` > 0 are its own latency limits, in place
+    of those of [slo].
     """
 
     arrival_s: float
@@ -29,3 +30,5 @@ class TraceRow(NamedTuple):
     parent_id: int | None = None
     segments: Segments = ()
     abort_after_s: float | None = None
+    slo_ttft_s: float | None = None
+    slo_tpot_s: float | None = None

@@ -172,7 +172,7 @@ def _generated(spec: WorkloadSpec) -> Iterator[TraceRow]:
     patience = spec.abort_after_s
     new = tuple.__new__  # the constructor of a NamedTuple takes three times as long
     for arrival, prompt, output in zip(_arrivals(spec), prompts, outputs, strict=True):
-        yield new(TraceRow, (arrival, prompt, output, output, 0, "", "", None, (), patience))
+        yield new(TraceRow, (arrival, prompt, output, output, 0, "", "", None, (), patience, None, None))
 
 
 def _arrivals(spec: WorkloadSpec) -> Iterator[float]:
@@ -194,7 +194,7 @@ def _adapted(rows: Iterator[TraceRow], spec: WorkloadSpec, max_model_len: int) -
     rate_scale = spec.rate_scale if spec.trace else 1.0
     new = tuple.__new__
     for row in rows:
-        arrival, prompt, output, limit, priority, client, session, parent, segments, own_patience = row
+        arrival, prompt, output, limit, priority, client, session, parent, segments, own_patience, *slo = row
         if rule is not None or limit is None:
             limit = resolve_max_tokens(rule, row, max_model_len)
         if closed:
@@ -204,7 +204,7 @@ def _adapted(rows: Iterator[TraceRow], spec: WorkloadSpec, max_model_len: int) -
         arrival /= rate_scale
         yield new(
             TraceRow,
-            (arrival, prompt, output, limit, priority, client, session, parent, segments, own_patience),
+            (arrival, prompt, output, limit, priority, client, session, parent, segments, own_patience, *slo),
         )
 
 

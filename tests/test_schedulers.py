@@ -1,0 +1,32 @@
+"""Schedulers from the literature gain what docs/schedulers.md says, at fewer requests, and do the harm it names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from policies.presets import presets
+from tests.schedulers import CASES, DOCS, Case, measure
+
+SEEDS, NUM_REQUESTS = range(1, 4), 300
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case.preset for case in CASES])
+def test_it_gains_a_fifth_in_one_scenario_and_does_harm_in_another(case: Case) -> None:
+    gain = measure(case.preset, case.gain, seeds=SEEDS, num_requests=NUM_REQUESTS)
+    assert gain.range_better[0] > 1.0, "one seed comes out worse"
+    assert gain.change >= 0.2 if gain.more_is_better else gain.change <= -0.2
+    harm = measure(case.preset, case.harm, seeds=SEEDS, num_requests=NUM_REQUESTS)
+    assert harm.times_better < 0.95
+
+
+def test_every_scheduler_from_the_literature_is_on_the_page() -> None:
+    names = [preset.name for preset in presets() if preset.system == "vLLM V1 with another order"]
+    assert [case.preset for case in CASES] == names
+    text = (DOCS / "schedulers.md").read_text(encoding="utf-8")
+    picture = Path(DOCS / "schedulers.svg").read_text(encoding="utf-8")
+    for case in CASES:
+        for scenario in (case.gain, case.harm):
+            assert f"| {scenario.metric_name} | {scenario.text}" in text
+        assert f">{case.preset}</text>" in picture
