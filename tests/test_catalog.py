@@ -73,3 +73,9 @@ def test_an_unknown_name_gets_the_closest_one() -> None:
         card("a100-80")
     with pytest.raises(CatalogError, match="known: a100-40gb"):
         card("zzz")
+
+
+@pytest.mark.parametrize("name", ["mixtral-8x7b", "DeepSeek-V3", "qwen3-30b-a3b", "gpt-oss-120b"])
+def test_a_mixture_of_experts_is_refused_by_name(name: str) -> None:
+    with pytest.raises(CatalogError, match=f"model '{name}' is a mixture of experts; only dense decoders are modelled"):
+        model(name)

@@ -11,11 +11,17 @@ from policies.catalog.shapes import Card, ModelShape
 from policies.core.errors import CatalogError, closest
 
 _GIB = 1 << 30
+_ROUTED = ("mixtral", "moe", "deepseek-v", "deepseek-r1", "dbrx", "grok", "gpt-oss", "-a3b", "-a22b", "llama-4")
+"""Parts of the names of well-known mixtures of experts."""
+
 _T = TypeVar("_T")
 
 
 def model(name: str) -> ModelShape:
-    """The shape of a model; CatalogError with the closest name if it is unknown."""
+    """The shape of a model; CatalogError with the closest name if it is unknown, or by its kind if it is no dense
+    decoder."""
+    if name not in _models() and any(part in name.lower() for part in _ROUTED):
+        raise CatalogError(f"model '{name}' is a mixture of experts; only dense decoders are modelled")
     return _entry(_models(), name, "model")
 
 
