@@ -34,8 +34,12 @@ def find(views: Sequence[RunView]) -> Finding:
         return Finding(finding(views[0]), [])
     first = views[0].summary
     same = {(view.summary["model"], view.summary["hardware"]) for view in views} == {_where(first)}
-    on = f"{first['model']} on {first['hardware']} answers the" if same else "The"
-    lead = [f"{on} same {first['requests']['offered']:,} requests under {_listed([view.label for view in views])}."]
+    on = f"the model {first['model']} on {first['hardware']} answers the" if same else "the"
+    one = len({view.name for view in views}) == 1
+    kinds = f"{len(views)} {'configurations' if one else 'scheduling policies'}"
+    how = "Simulated: " if all(view.summary["side"] == "server-simulated" for view in views) else ""
+    text = f"{how}{on} same {first['requests']['offered']:,} requests under {kinds}, {_listed([v.label for v in views])}."
+    lead = [f"{text[0].upper()}{text[1:]}"]
     best = _most_output(views)
     if best is not None:
         lead.append(best)
@@ -73,7 +77,7 @@ def facts(view: RunView) -> list[tuple[str, str]]:
     served = f"{counts['finished']:,} of {counts['offered']:,} finished"
     return [
         ("Engine modelled", _engine(summary)),
-        ("Model and card", f"{summary['model']} on {summary['hardware']}"),
+        ("Model and GPU", f"{summary['model']} on {summary['hardware']}"),
         ("How", _side(summary)),
         ("Step times", _costs(summary)),
         *([] if summary["status"] == "completed" else [("Status", f"{summary['status']}: the run did not complete")]),
@@ -193,10 +197,10 @@ def _most_output(views: Sequence[RunView]) -> str | None:
         return None
     (least, slowest), (most, fastest) = known[0], known[-1]
     if most < 1.01 * least:
-        return f"All make about {rounded(most)} output tokens a second."
+        return f"Each time it makes about {rounded(most)} output tokens a second."
     return (
-        f"{fastest} makes {rounded(most)} output tokens a second, {rounded(most / least)} times as many as {slowest}"
-        f" ({rounded(least)})."
+        f"With {fastest} it makes {rounded(most)} output tokens a second, {rounded(most / least)} times as many as with"
+        f" {slowest} ({rounded(least)})."
     )
 
 

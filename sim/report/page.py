@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -198,7 +199,7 @@ def _time_charts(views: Sequence[RunView]) -> Iterable[Chart]:
     )
     if all(view.digest is None for view in views):
         caption = "This record has no steps: run again with sim.record = steps to see the engine over time."
-    table = _time_table(views[0]) if len(views) == 1 else None
+    table = _time_table(views[0]) if len(views) == 1 else _compared_table(views)
     panels, x_range = time_panels(views)
     parts = []
     for number, panel in enumerate(panels):
@@ -234,6 +235,25 @@ def _time_table(view: RunView) -> Table | None:
         )
     header = ("seconds", "arrive/s", "finish/s", "running", "waiting", "KV cache", "step", "mostly kept out by")
     return Table("The run in twelve intervals", header, rows)
+
+
+def _compared_table(views: Sequence[RunView]) -> Table | None:
+    """Requests running and waiting in each run, in twelve intervals."""
+    digests = [(view.label, view.digest) for view in views if view.digest is not None and len(view.digest.middle_s)]
+    if not digests:
+        return None
+    end_s = max(float(digest.middle_s[-1]) + digest.width_s / 2 for _, digest in digests)
+    edges_s = np.linspace(min(digest.start_s for _, digest in digests), end_s, 13)
+    rows = []
+    for low_s, high_s in pairwise(edges_s.tolist()):
+        cells = []
+        for _, digest in digests:
+            inside = (digest.middle_s >= low_s) & (digest.middle_s < high_s)
+            levels = [digest.mean(level)[inside] for level in ("running", "waiting")]
+            cells += [rounded(float(values.mean())) if len(values) else "over" for values in levels]
+        rows.append((f"{rounded(low_s)} to {rounded(high_s)}", *cells))
+    header = ("seconds", *(f"{label}: {level}" for label, _ in digests for level in ("running", "waiting")))
+    return Table("Requests running and waiting, mean of each interval", header, rows)
 
 
 def _distribution_charts(views: Sequence[RunView]) -> Iterable[Chart]:

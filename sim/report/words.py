@@ -68,6 +68,8 @@ METRICS = {
 """Short name and meaning of the latencies."""
 
 GLOSSARY = {
+    "token": "a piece of a word; models read and write text token by token",
+    "request": "a prompt that somebody sends, and the answer to it",
     "step": "one pass of the model over the batch; each running request gains one token, each prompt is read",
     "prefill": "reading a prompt, before its first token",
     "decode": "making the answer, one token a step",
@@ -76,5 +78,6 @@ GLOSSARY = {
     " given out in blocks",
     "preemption": "a running request is pushed out for lack of KV cache, and is computed again or swapped back later",
     "scheduling policy": "the rule that decides, before each step, who runs and who waits",
+    "keeps up": "requests are finished as fast as they arrive; otherwise the queue, and every wait, grows for ever",
     "p50, p99": "half, and 99 %, of the samples are at most this large",
 }
