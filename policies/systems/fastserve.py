@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable
-from math import ceil
 
 from policies.core.kv import KvManager
 from policies.core.plan import Finish, Horizon, Idle, StepPlan, Transfer
 from policies.core.protocols import Services
 from policies.core.request import Request, RequestId
 from policies.core.rows import Row
-from policies.systems.ranked import Rank, RankedQueue
+from policies.systems.levels import LevelRow, Levels, find, level_rank
+from policies.systems.ranked import RankedQueue
 from policies.systems.token_budget_priority import PriorityTokenBudget
-
-_FOREVER = 1 << 40
-
-
-class LevelRow(Row):
-    """A request in queue ``level`` since decode step ``since``; it goes down when it has made ``level_end`` tokens.
-    ``queued`` is the step since which it does not run, -1 while it does."""
-
-    level = 0
-    level_end = 0
-    since = 0
-    queued = -1
 
 
 class FastServe(PriorityTokenBudget):
@@ -72,18 +59,16 @@ class FastServe(PriorityTokenBudget):
             enable_chunked_prefill=enable_chunked_prefill,
             faithful=faithful,
         )
-        self.quanta = [quantum_steps << level for level in range(num_levels)]
-        self.starvation_limit = starvation_limit_steps
+        quanta = [quantum_steps << level for level in range(num_levels)]
+        self.levels = Levels(quanta, starvation_limit_steps, services)
         self.proactive = proactive_swap
         self.reserve_blocks = int(watermark * kv.num_blocks) if proactive_swap else 0
         self.swap_exhausted = 0
-        self.waiting: RankedQueue = RankedQueue(_rank)
-        self._services = services
-        self._away = RankedQueue(_rank)
+        self.waiting: RankedQueue = RankedQueue(level_rank)
+        self._away = RankedQueue(level_rank)
         self._arriving: dict[RequestId, LevelRow] = {}
         self._landed: list[LevelRow] = []
         self._given_up: set[RequestId] = set()
-        self._queued: deque[tuple[int, LevelRow]] = deque()
         self._transfers: list[Transfer] = []
         self._forced = False
 
@@ -92,70 +77,27 @@ class FastServe(PriorityTokenBudget):
     def new_row(self, request: Request) -> Row:
         """A new request, in the queue whose quantum covers its prompt."""
         row = LevelRow(request)
-        steps = self._prompt_steps(request.prompt_tokens)
-        last = len(self.quanta) - 1
-        row.level = next((level for level, quantum in enumerate(self.quanta) if quantum >= steps), last)
-        row.level_end = max(1, self.quanta[row.level] - steps + 1)
-        row.since = self.decode.steps
-        self._queue(row)
+        self.levels.place(row, self.decode.steps)
+        self.levels.queue(row, self._step)
         return row
-
-    def _prompt_steps(self, prompt_tokens: int) -> int:
-        """Lone decode steps that the prompt takes as long as."""
-        if self._services is None:
-            return 1
-        step_s = self._services.step_time_s(1, 1, 1, 1, ())
-        return max(1, ceil(self._services.recompute_time_s(prompt_tokens, 0) / step_s)) if step_s > 0.0 else 1
-
-    def _queue(self, row: LevelRow) -> None:
-        """It does not run from this step on."""
-        row.queued = self._step
-        self._queued.append((self._step, row))
-
-    def _settle(self, row: LevelRow) -> None:
-        """Bring a decoding row to its queue. The step at which it went down follows from its tokens, so that it does
-        not matter when this is called."""
-        first = row.offset - row.prompt_tokens
-        while first + self.decode.steps >= row.level_end and row.level < len(self.quanta) - 1:
-            row.since = row.level_end - first
-            row.level += 1
-            row.level_end += self.quanta[row.level]
-
-    def _steps_to_demotion(self) -> int:
-        """Steps until the first running row goes down a queue."""
-        last = len(self.quanta) - 1
-        due = [
-            row.level_end - (row.offset - row.prompt_tokens) for row in self._decoding() if row.level < last
-        ]
-        return min(due, default=_FOREVER) - self.decode.steps
 
     def _decoding(self) -> Iterable[LevelRow]:
         """Decoding rows, each in its queue."""
+        steps = self.decode.steps
         for row in self.decode.rows.values():
             assert isinstance(row, LevelRow)
-            self._settle(row)
+            self.levels.settle(row, steps)
             yield row
 
     def _promote(self) -> None:
         """Those that starve go to the first queue."""
-        while self._queued:
-            step, row = self._queued[0]
-            if row.queued == step:
-                if self._step < step + self.starvation_limit:
-                    return
-                self._raise(row)
-            self._queued.popleft()
-
-    def _raise(self, row: LevelRow) -> None:
-        if row.level == 0:
-            return
-        queue = next((queue for queue in (self.waiting, self._away) if row in queue), None)
-        if queue is not None:
-            queue.remove(row)
-        row.level, row.since = 0, self.decode.steps
-        row.level_end = row.num_tokens - row.prompt_tokens + self.quanta[0]
-        if queue is not None:
-            queue.append(row)
+        for row in self.levels.pop_starved(self._step):
+            queue = next((queue for queue in (self.waiting, self._away) if row in queue), None)
+            if queue is not None:
+                queue.remove(row)
+            self.levels.promote(row, self.decode.steps)
+            if queue is not None:
+                queue.append(row)
 
     # -- aborts and transfers ----------------------------------------------------------------------------------------
 
@@ -163,9 +105,9 @@ class FastServe(PriorityTokenBudget):
         """Forget a request, wherever it is. Blocks that a transfer writes to are free when it is done."""
         row = self.swapped.pop(request_id, None)
         if not isinstance(row, LevelRow):
-            for waiting in self.waiting:
-                if waiting.id == request_id and isinstance(waiting, LevelRow):
-                    waiting.queued = -1
+            waiting = find(self.waiting, request_id)
+            if waiting is not None:
+                waiting.queued = -1
             return super().on_abort(request_id)
         row.queued = -1
         if request_id in self._arriving:
@@ -194,7 +136,7 @@ class FastServe(PriorityTokenBudget):
     def detach(self, row: Row) -> None:
         """Off the running list, in the queue that it has reached."""
         if row.is_decoding and isinstance(row, LevelRow):
-            self._settle(row)
+            self.levels.settle(row, self.decode.steps)
         super().detach(row)
 
     # -- steps -------------------------------------------------------------------------------------------------------
@@ -245,15 +187,10 @@ class FastServe(PriorityTokenBudget):
             return Horizon(0, True)
         steps = self.decode.free_steps(0 if is_short else self.reserve_blocks)
         if contended or is_short:
-            steps = min(steps, self._steps_to_demotion() - 1)
+            steps = min(steps, self.levels.steps_to_demotion(self._decoding(), self.decode.steps) - 1)
         if contended:
-            steps = min(steps, self._steps_to_promotion() - 1)
+            steps = min(steps, self.levels.steps_to_promotion(self._step) - 1)
         return Horizon(max(steps, 0), True)
-
-    def _steps_to_promotion(self) -> int:
-        while self._queued and self._queued[0][1].queued != self._queued[0][0]:
-            self._queued.popleft()
-        return self._queued[0][0] + self.starvation_limit - self._step if self._queued else _FOREVER
 
     def _is_short(self) -> bool:
         """True if fewer blocks are free, or will be, than are kept for those to come."""
@@ -268,7 +205,7 @@ class FastServe(PriorityTokenBudget):
     def _make_way(self) -> None:
         """Swap out running requests of lower queues than the best of those that do not run, if that lets it in; and
         those below the first queue while blocks are short."""
-        best = min((queue[0] for queue in (self.waiting, self._away) if queue), key=_rank, default=None)
+        best = min((queue[0] for queue in (self.waiting, self._away) if queue), key=level_rank, default=None)
         if best is not None:
             assert isinstance(best, LevelRow)
             self._make_way_for(best)
@@ -278,7 +215,7 @@ class FastServe(PriorityTokenBudget):
     def _next_to_retreat(self) -> LevelRow | None:
         """The last in order of those that run, if it may go where blocks are short: it is below the first queue, does
         not run alone, and the CPU tier has room."""
-        row = max(self._decoding(), key=_rank, default=None)
+        row = max(self._decoding(), key=level_rank, default=None)
         if row is None or row.level == 0 or len(self.running) < 2:
             return None
         return row if len(self.kv.tables[row.id]) <= self.kv.cpu_pool.num_free else None
@@ -290,7 +227,7 @@ class FastServe(PriorityTokenBudget):
         free = self.kv.num_free + self._num_coming() - self.decode.num_needed - self._blocks_to_enter(best)
         if seats > 0 and tokens > 0 and free >= 0:
             return
-        rows = sorted([row for row in self._decoding() if row.level > best.level], key=_rank)
+        rows = sorted([row for row in self._decoding() if row.level > best.level], key=level_rank)
         leaving: list[LevelRow] = []
         while seats < 1 or tokens < 1 or free < 0:
             if not rows:
@@ -319,7 +256,7 @@ class FastServe(PriorityTokenBudget):
         self._transfers.append(self.kv.swap_out(row.id, blocking=blocking))
         self._preempted.append((row.id, "swap"))
         self.swapped[row.id] = row
-        self._queue(row)
+        self.levels.queue(row, self._step)
         if blocking:
             self._away.append(row)
         return True
@@ -333,7 +270,7 @@ class FastServe(PriorityTokenBudget):
                 return
             self.swap_exhausted += 1
         super()._preempt(row)
-        self._queue(row)
+        self.levels.queue(row, self._step)
 
     def _has_grant(self, row: Row) -> bool:
         """True for a decoding row that this step has given a block which holds nothing yet."""
@@ -343,7 +280,7 @@ class FastServe(PriorityTokenBudget):
         """The last in order of those that run."""
         for _ in self._decoding():
             pass
-        return max(self.running.values(), key=_rank)
+        return max(self.running.values(), key=level_rank)
 
     def _outgrown(self, row: Row) -> None:
         """Alone on the running list; but others may hold blocks, back and not yet running, or on their way."""
@@ -389,7 +326,7 @@ class FastServe(PriorityTokenBudget):
                 return
 
     def _is_before(self, row: Row) -> bool:
-        return not self.waiting or _rank(row) < _rank(self.waiting[0])
+        return not self.waiting or level_rank(row) < level_rank(self.waiting[0])
 
     def _fetch(self, row: Row) -> bool:
         """Let a request's KV come back; False if it does not fit."""
@@ -429,7 +366,7 @@ class FastServe(PriorityTokenBudget):
         away comes first."""
         if len(self.running) + len(self._arriving) + len(self._landed) >= self.max_num_seqs:
             return False
-        if self._away and not _rank(row) < _rank(self._away[0]):
+        if self._away and not level_rank(row) < level_rank(self._away[0]):
             return False
         return self.kv.can_open(num_blocks)
 
@@ -440,9 +377,3 @@ class FastServe(PriorityTokenBudget):
         if kv.num_free < kv.num_blocks or kv.blocks_for(chunk) <= kv.num_free:
             return False
         return super()._refuse_head()
-
-
-def _rank(row: Row) -> Rank:
-    """First the queue, then since when in it."""
-    assert isinstance(row, LevelRow)
-    return row.level, row.since, row.id
