@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from policies.core.kv import KvManager
+from policies.core.native import mypyc_attr
 from policies.core.plan import Finish, StepResult
 from policies.core.request import Request, RequestId
 from policies.core.rows import Row
 from policies.systems.base import BatchingPolicy
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Gated(BatchingPolicy):
     """A policy that lets in at most ``max_requests`` requests at a time (0: any number), waiting and running together;
     the next one is refused with ``overloaded``.

@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 from policies.core.kv import KvManager
+from policies.core.native import mypyc_attr
 from policies.core.plan import Chunk, Idle, StepPlan
 from policies.core.protocols import Services
 from policies.core.rows import Row
 from policies.systems.paged_sorted import SortedPaged
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Paged027(SortedPaged):
     """vLLM 0.2.7's scheduler, where it differs from 0.6.3's.
 

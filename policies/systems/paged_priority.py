@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
+from policies.core.native import mypyc_attr
 from policies.core.plan import Horizon
 from policies.core.request import RequestId
 from policies.core.rows import Row
@@ -11,6 +12,7 @@ from policies.systems.paged_sorted import SortedPaged
 from policies.systems.ranked import rank
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class PagedPriority(SortedPaged):
     """vLLM V0's scheduler with ``scheduling_policy`` ``priority``; parameters as of ``Paged``.
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 
+from policies.core.native import mypyc_attr
 from policies.core.plan import Idle, StepPlan
 from policies.core.rows import Row
 from policies.systems.paged import Paged
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class SortedPaged(Paged):
     """``Paged`` with a running list in the order of ``place`` in every decode step; in prefill steps new requests
     stand at its end."""

@@ -104,6 +104,7 @@ class RequestBatcher(Static):
         return {"formed_s": self._started.formed_s, "left": self._started.num_left}
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class RayServeBatch(RequestBatcher):
     """Ray Serve's ``serve.batch``: a window of ``batch_wait_timeout_s`` opens when the batcher takes its first request,
     and closes early at ``max_num_seqs`` requests; without a timeout it takes what is there.
@@ -154,6 +155,7 @@ class RayServeBatch(RequestBatcher):
             self._free_s = result.end_s
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class TritonDynamic(RequestBatcher):
     """Triton's dynamic batcher with one model instance: a batch is formed when the instance is free.
 

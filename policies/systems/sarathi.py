@@ -6,10 +6,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from math import floor
-from typing import Literal
+from typing import ClassVar, Literal
 
 from policies.core.errors import ConfigError, EngineDied
 from policies.core.kv import KvManager
+from policies.core.native import mypyc_attr
 from policies.core.plan import (
     BatchRow,
     Chunk,
@@ -42,6 +43,7 @@ def chunk_schedule(low: int, high: int, stages: int) -> tuple[int, ...]:
     return tuple(round(size / _ROUND_TO) * _ROUND_TO for size in reversed(sizes))
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Sarathi(BatchingPolicy):
     """Sarathi-Serve's schedulers; requests stand in order of arrival in every queue.
 
@@ -64,9 +66,9 @@ class Sarathi(BatchingPolicy):
     an empty step; otherwise the first ends with ``kv_capacity`` and the second is computed again.
     """
 
-    prompts_lead = True
+    prompts_lead: ClassVar[bool] = True
     """Batch order: prompts before decodes."""
-    judges_by_old_progress = True
+    judges_by_old_progress: ClassVar[bool] = True
 
     def __init__(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from policies.core.errors import EngineDied
+from policies.core.native import mypyc_attr
 from policies.core.plan import Chunk
 from policies.core.radix import Prefix
 from policies.core.radix_kv import RadixKv
@@ -21,6 +22,7 @@ Made = tuple[SlotRow, int]
 """A request and the output tokens that are known of it."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Admission:
     """One prefill batch while it is put together. ``chunks`` are its rows, ``started`` those from the waiting queue.
 

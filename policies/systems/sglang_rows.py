@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import overload
 
+from policies.core.native import mypyc_attr
 from policies.core.plan import Chunk, Grant
 from policies.core.radix import Text
 from policies.core.radix_kv import RadixKv
@@ -15,6 +16,7 @@ from policies.core.rows import DecodeSet, Row
 _append = list.append
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class SlotRow(Row):
     """One request. An ``ended`` one stays in the running list until a decode pass finds it. ``may_hit`` is False while
     the cache cannot know any of its tokens: nobody shares them and it has not run."""
@@ -28,6 +30,7 @@ class SlotRow(Row):
         self.may_hit = bool(request.segments)
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class SlotGrants(Sequence[Grant]):
     """The grants of several steps, slot by slot, without a tuple for each."""
 
@@ -54,6 +57,7 @@ class SlotGrants(Sequence[Grant]):
         return zip(self._ids * steps, zip(self._slots, strict=False), strict=True)
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class SlotRows(DecodeSet):
     """Decoding rows of a pool with one token a slot, always in running order."""
 
@@ -73,6 +77,7 @@ class SlotRows(DecodeSet):
         return SlotGrants(tuple(tables), slots)
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Flight:
     """A step whose result is not known yet. ``dropped`` requests are told nothing of it; ``slots`` are those that it
     writes for requests that have ended meanwhile. ``is_booked`` once its decoding rows count the token they get.
@@ -95,6 +100,7 @@ class Flight:
         return any(chunk.id == row.id and chunk.emits for chunk in self.chunks)
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class RunningList:
     """SGLang's running batch: requests in order, those that ended included until they are dropped, and the decoding
     rows among them. ``max_tokens`` is the sum of theirs."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from policies.core.kv import KvManager
+from policies.core.native import mypyc_attr
 from policies.core.plan import BatchRow, Chunk, Grant, Horizon, Idle, Load, Queues, StepPlan
 from policies.core.request import RequestId
 from policies.core.rows import Row
@@ -13,6 +14,7 @@ from policies.systems.gated import Gated
 _FOREVER = 1 << 40
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class SlotServer(Gated):
     """llama.cpp's server (tools/server/server.cpp at 0c1e57098).
 

@@ -8,6 +8,7 @@ from itertools import chain
 
 from policies.core.errors import ContractError, EngineDied
 from policies.core.kv import KvManager
+from policies.core.native import mypyc_attr
 from policies.core.plan import (
     BatchRow,
     Chunk,
@@ -27,6 +28,7 @@ from policies.core.rows import Row
 from policies.systems.base import BatchingPolicy
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class SplitFuse(BatchingPolicy):
     """One call of MII's loop is one step: it frees what was flushed, runs the batch that the call before planned, and
     plans the next one. So a request runs one step after the first one that finds it, with an empty step before if

@@ -12,6 +12,7 @@ from typing import Literal
 
 from policies.core.errors import ConfigError
 from policies.core.kv import KvManager
+from policies.core.native import mypyc_attr
 from policies.core.plan import BatchRow, Chunk, Finish, Grant, Horizon, Idle, PreemptionMode, StepPlan
 from policies.core.request import Request, RequestId
 from policies.core.rows import Row
@@ -29,6 +30,7 @@ _RULES: Mapping[str, Callable[[Sequence[int], int, int], list[int]]] = {
 _FOREVER = 1 << 40
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class TensorRtLlm(BatchingPolicy):
     """TensorRT-LLM's scheduler; requests stand in order of arrival, those that run and those that wait in one line.
 

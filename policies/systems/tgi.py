@@ -13,6 +13,7 @@ from struct import pack, unpack
 
 from policies.core.errors import ConfigError
 from policies.core.kv import KvManager
+from policies.core.native import mypyc_attr
 from policies.core.plan import Chunk, Grant, Horizon, Idle, StepPlan, StepResult
 from policies.core.request import Request, RequestId
 from policies.core.rows import Row
@@ -21,6 +22,7 @@ from policies.systems.gated import Gated
 _FOREVER = 1 << 40
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Tgi(Gated):
     """The batching task of TGI's router, one step for each forward pass.
 

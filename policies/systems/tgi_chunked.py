@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import islice
 
+from policies.core.native import mypyc_attr
 from policies.core.plan import Chunk, Grant, Horizon, Idle, StepPlan
 from policies.core.rows import Row
 from policies.systems.tgi import Tgi
@@ -11,6 +12,7 @@ from policies.systems.tgi import Tgi
 _FOREVER = 1 << 40
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class TgiChunked(Tgi):
     """TGI 3's batching task, a step for each forward pass.
 

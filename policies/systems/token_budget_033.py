@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from policies.core.kv import KvManager
+from policies.core.native import mypyc_attr
 from policies.core.plan import Idle, StepPlan
 from policies.core.rows import Row
 from policies.systems.token_budget_priority import PriorityTokenBudget, SchedulingPolicy
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class TokenBudget033(PriorityTokenBudget):
     """vLLM V1's scheduler of 0.33.0.
 
@@ -22,7 +24,7 @@ class TokenBudget033(PriorityTokenBudget):
     The memory must hand freed blocks without a hash out first (``KvManager(unhashed_first=True)``).
     """
 
-    own_end_ends_walk = False
+    own_end_ends_walk: ClassVar[bool] = False
     stops_at_long_prompt: ClassVar[bool] = True
 
     def __init__(

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from policies.core.errors import ContractError
 from policies.core.kv import KvManager
+from policies.core.native import mypyc_attr
 from policies.core.plan import BatchRow, Chunk, Decode, Grant, Horizon, Idle, Load, StepPlan, StepResult
 from policies.core.prefix import Content
 from policies.core.request import Request, RequestId, output_segment
@@ -16,6 +17,7 @@ from policies.systems.token_budget_033 import TokenBudget033
 from policies.systems.token_budget_priority import SchedulingPolicy
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class AsyncRow(Row):
     """A request with ``placeholders``: tokens that plans in flight will make, and that later ones build on.
 
@@ -41,6 +43,7 @@ class Part(NamedTuple):
     epoch: int
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class AsyncTokenBudget(TokenBudget033):
     """vLLM V1's scheduler of 0.33.0 with ``async_scheduling``; parameters as of ``TokenBudget033``.
 

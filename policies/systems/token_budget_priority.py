@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 from policies.core.errors import ConfigError, closest
 from policies.core.kv import KvManager
+from policies.core.native import mypyc_attr
 from policies.core.plan import Horizon
 from policies.core.request import RequestId
 from policies.core.rows import Row
@@ -15,6 +16,7 @@ from policies.systems.token_budget import TokenBudget
 SchedulingPolicy = Literal["fcfs", "priority"]
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class PriorityTokenBudget(TokenBudget):
     """vLLM V1's scheduler with ``scheduling_policy``.
 
@@ -23,7 +25,7 @@ class PriorityTokenBudget(TokenBudget):
     which is then undone.
     """
 
-    own_end_ends_walk = True
+    own_end_ends_walk: ClassVar[bool] = True
     """A request that is its own victim ends the walk over the running list."""
 
     def __init__(

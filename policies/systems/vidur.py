@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from policies.core.errors import ConfigError
 from policies.core.kv import KvManager
+from policies.core.native import mypyc_attr
 from policies.core.request import Request
 from policies.core.rows import Row
 from policies.systems.base import BatchingPolicy
 from policies.systems.sarathi import Sarathi
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Vidur(Sarathi):
     """Vidur's schedulers, where they differ from Sarathi-Serve's.
 
@@ -24,8 +26,8 @@ class Vidur(Sarathi):
     ``prompt_too_long``; if ``faithful``, it and all behind it wait for ever.
     """
 
-    prompts_lead = False
-    judges_by_old_progress = False
+    prompts_lead: ClassVar[bool] = False
+    judges_by_old_progress: ClassVar[bool] = False
 
     def __init__(
         self,
