@@ -9,8 +9,9 @@ from policies.preset import Preset, Rule, Value
 from policies.preset_vllm_v1 import VLLM_V1
 
 _SYSTEM = "vLLM V1 with another order"
+_VLLM = VLLM_V1[0]
 _ENGINE: Mapping[str, Value | Rule] = {
-    key: value for key, value in VLLM_V1[0].defaults.items() if key != "long_prefill_token_threshold"
+    key: value for key, value in _VLLM.defaults.items() if key != "long_prefill_token_threshold"
 }
 _PREDICTOR: Mapping[str, Value] = {"length_predictor": "oracle", "predictor_sigma": 0.0, "predictor_seed": 0}
 _TARGETS: Mapping[str, Value] = {"ttft_target_s": 1.0, "tpot_target_s": 0.1}
@@ -53,6 +54,8 @@ def _ranked(
         fixed=MappingProxyType({"order": name}),
         null_block=True,
         checks_like_vllm=True,
+        host=_VLLM.host,
+        graphs=_VLLM.graphs,
         modelled=(_ON_VLLM, *modelled, _VICTIM, _EVICTION),
         left_out=(*left_out, "sampling and tokenization: no host term"),
         guarded=_GUARDED,
@@ -79,6 +82,8 @@ def _own(
         defaults=MappingProxyType(defaults),
         null_block=True,
         checks_like_vllm=True,
+        host=_VLLM.host,
+        graphs=_VLLM.graphs,
         modelled=(_ON_VLLM if "enable_prefix_caching" in defaults else _NO_CACHE, *modelled),
         left_out=(*left_out, "sampling and tokenization: no host term"),
         guarded=_GUARDED,
