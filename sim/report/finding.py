@@ -38,7 +38,8 @@ def find(views: Sequence[RunView]) -> Finding:
     one = len({view.name for view in views}) == 1
     kinds = f"{len(views)} {'configurations' if one else 'scheduling policies'}"
     how = "Simulated: " if all(view.summary["side"] == "server-simulated" for view in views) else ""
-    text = f"{how}{on} same {first['requests']['offered']:,} requests under {kinds}, {_listed([v.label for v in views])}."
+    names = _listed([view.label for view in views])
+    text = f"{how}{on} same {first['requests']['offered']:,} requests under {kinds}, {names}."
     lead = [f"{text[0].upper()}{text[1:]}"]
     best = _most_output(views)
     if best is not None:

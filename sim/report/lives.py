@@ -95,10 +95,10 @@ def _stretches(view: RunView, segments: pd.DataFrame) -> Iterator[tuple[float, f
 
 
 def _segments(view: RunView, request_id: int) -> pd.DataFrame | None:
-    table = view.record.segments
-    if table is None or view.record.steps is None:
+    table = view.segments
+    if table is None or request_id not in table.index:
         return None
-    return table[table["id"] == request_id]
+    return table.loc[[request_id]]
 
 
 def _known(*phases: tuple[str, float, float]) -> tuple[Phase, ...]:

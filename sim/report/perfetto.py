@@ -20,6 +20,7 @@ PERFETTO_NAME = "perfetto.json"
 """Its file in a run folder."""
 
 _REQUESTS, _ENGINE = 1, 2
+_MAX_STEPS = 100_000
 Event = dict[str, Any]
 
 
@@ -62,14 +63,18 @@ def _request(drawn: Life, lane: int) -> Iterator[Event]:
     first, last = drawn.phases[0], drawn.phases[-1]
     yield _slice(_REQUESTS, lane, f"request {drawn.row.id}", first.start_s, last.end_s, {"in words": in_words(drawn)})
     for phase in drawn.phases:
-        yield _slice(_REQUESTS, lane, phase.kind, phase.start_s, phase.end_s, {"meaning": PHASES[phase.kind]})
+        yield _slice(_REQUESTS, lane, PHASES[phase.kind], phase.start_s, phase.end_s, {})
 
 
 def _steps(view: RunView) -> Iterator[Event]:
-    if view.record.steps is None:
+    """Every step; of long runs each stretch of like steps as one slice."""
+    rows = view.record.steps
+    if rows is None:
         return
-    for step in expand_steps(view.record.steps).itertuples():
-        kind = "prefill step" if step.chunk_tokens else "decode step"
+    each = int(rows["steps"].sum()) <= _MAX_STEPS
+    for step in (expand_steps(rows) if each else rows).itertuples():
+        count = 1 if each else step.steps
+        kind = "prefill step" if step.chunk_tokens else "decode step" if count == 1 else f"{count:,} decode steps"
         facts = {"step": step.step, "requests": step.num_seqs, "prompt tokens": step.chunk_tokens}
         facts |= {"waiting": step.waiting, "further requests kept out": CAUSES.get(step.limited_by, step.limited_by)}
         yield _slice(_ENGINE, 1, kind, step.start_s, step.end_s, facts)

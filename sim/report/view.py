@@ -71,6 +71,14 @@ class RunView:
             queue_s=table["first_scheduled_s"] - table["arrival_s"],
         )
 
+    @cached_property
+    def segments(self) -> pd.DataFrame | None:
+        """The decode segments by request, in order; None below ``record = "tokens"``."""
+        table = self.record.segments
+        if table is None or self.record.steps is None:
+            return None
+        return table.sort_values("id", kind="stable").set_index("id")
+
     def values(self, metric: str) -> Floats:
         """All values of a request metric (ttft_s, tpot_s, e2e_s, queue_s), by arrival of their requests."""
         column: Floats = self.requests[metric].to_numpy(np.float64)
