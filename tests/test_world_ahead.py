@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import pytest
 
+from sim.api import prepare, run_setup
 from sim.config import load_config
 from tests.token_watch import recorded_gaps, recorded_token_times
 from tests.variants import Size, Variant
@@ -79,6 +80,14 @@ def test_everybody_is_served_under_pressure(name: str, num_gpu_blocks: int, rate
     assert (run.outcome.status, run.outcome.message) == ("completed", "")
     assert {row.reason for row in run.kept.request_rows} == {"stop"}
     check_record(run)
+
+
+@pytest.mark.parametrize("preset", ["vllm-0.33-async", "sglang-0.4.9-overlap"])
+def test_requests_in_the_system_obey_littles_law(preset: str) -> None:
+    result = run_setup(prepare(load_config(None, [*p8(200), f"engine.preset={preset}"])))
+    error = result.metrics.littles_law_error
+    assert error is not None
+    assert error < 1e-9
 
 
 def check_record(run: Run) -> None:

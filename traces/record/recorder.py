@@ -87,7 +87,7 @@ class Recorder:
         self._is_begun = False
         self._begun_later: deque[Any] = deque()
         self._plan: StepPlan | None = None
-        self._num_gone = 0
+        self._num_gone = self._num_ended = 0
 
     # -- what happens ------------------------------------------------------------------------------------------------
 
@@ -122,12 +122,12 @@ class Recorder:
                 if self._is_begun:
                     self._begun_later.append(note)
                 else:
-                    self._open(note)
+                    self._open(note, note[2])
             elif kind == _STEP:
                 self._step(note[1], note[2])
                 self._is_begun = False
                 if self._begun_later:
-                    self._open(self._begun_later.popleft())
+                    self._open(self._begun_later.popleft(), note[2].end_s)
             elif kind == _FINISH:
                 self._finish(note[1], note[2])
             else:
@@ -136,16 +136,16 @@ class Recorder:
 
     # -- plans -------------------------------------------------------------------------------------------------------
 
-    def _open(self, note: tuple[Any, ...]) -> None:
-        """A step begins, or, where the engine plans ahead, the step before it has ended."""
-        _, self._plan, now_s, fresh, load, num_late_frees, running = note
+    def _open(self, note: tuple[Any, ...], start_s: float) -> None:
+        """A step begins: when it was planned, or, where the engine plans ahead, when the step before it has ended."""
+        _, self._plan, _, fresh, load, num_late_frees, running = note
         plan = self._plan
         assert plan is not None
         if fresh:
-            self._begin(plan, now_s, num_late_frees, running)
+            self._begin(plan, start_s, num_late_frees, running)
         self._load, self._decodes = load, plan.decode is not _NONE
         self._is_begun = True
-        self._num_gone = 0
+        self._num_gone = self._num_ended = 0
 
     def _begin(self, plan: StepPlan, now_s: float, num_late_frees: int, running: Sequence[RequestId]) -> None:
         if plan.preempted:
@@ -252,7 +252,8 @@ class Recorder:
             # and from phase to residues.
             self._row = row = [
                 step, steps, start_s, end_s, first, *anchor, plan.num_tokens, sum_context, emitting, irregular,
-                num_emits, chunk_tokens, self._last_emit_s, *load[:5], moved, plan.limited_by, *load[5:7],
+                num_emits, chunk_tokens, self._last_emit_s, load[0], load[1] - self._num_ended, *load[2:5],
+                moved, plan.limited_by, *load[5:7],
             ]  # fmt: skip
             self._steps.append(row)
         if emitting:
@@ -339,6 +340,8 @@ class Recorder:
         live = self._live.pop(request_id)
         if live.waiting_since_s == live.waiting_since_s:
             live.stop_waiting(now_s)
+        elif self._is_begun:
+            self._num_ended += 1
         if self._stragglers:
             self._stragglers.pop(request_id, None)
         if live.decoding:
