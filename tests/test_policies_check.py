@@ -107,7 +107,8 @@ def test_a_policy_of_another_distribution_is_listed_run_and_checked() -> None:
         assert summary["preset"] == "vllm-0.11"
     table = batchscope("run", "--policy", "short-first", *chat(8, 30)).stdout
     assert table.startswith("acme-schedulers:short-first (parameters and KV memory of vllm-0.11), ")
-    assert batchscope("policies", "check", "short-first").exit_code == 0
+    ended = batchscope("policies", "check", "short-first", *settings(policy__most=1))
+    assert "__init__ of ShortestPromptFirst takes no such argument; it takes ageing_tokens" in ended.stderr
 
 
 def test_without_any_the_list_says_nothing_of_them() -> None:

@@ -19,7 +19,7 @@ from policies.kit.script import Guesses, Item, Limits
 Build = Callable[[Limits], Policy]
 """Makes the policy, anew each time, for limits and memory of that size."""
 
-NUM_JUMPING = 3
+NUM_JUMPING = 2
 """Runs of each scenario that jump, each cutting the quiet runs at other places."""
 
 
