@@ -20,7 +20,7 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.register_profile(
-    "fuzz", settings.get_profile("ci"), max_examples=500, derandomize=False, database=None
+    "fuzz", settings.get_profile("ci"), max_examples=1_000, derandomize=False, database=None
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
