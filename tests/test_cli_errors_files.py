@@ -147,7 +147,7 @@ def test_a_folder_without_the_right_to_write() -> None:
         ),
         (
             ("policies", "lst"),
-            "unknown command 'lst'; known are conform, list, show; did you mean 'list'?; "
+            "unknown command 'lst'; known are check, conform, list, record, show; did you mean 'list'?; "
             "see 'batchscope policies --help'",
         ),
         (("run", "a.toml", "b.toml"), "Got unexpected extra argument (b.toml); see 'batchscope run --help'"),

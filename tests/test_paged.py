@@ -214,7 +214,7 @@ def test_a_prompt_as_long_as_the_model_takes_makes_one_token() -> None:
 def test_it_stops_by_its_length_unless_one_token_was_all_it_wanted() -> None:
     for prompt, output, stop in ((64, 5, (1, "length")), (63, 5, (2, "length")), (64, 1, (1, "stop"))):
         request = Request(0, 0.0, prompt, output)
-        assert stop_of(request, output, MAX_MODEL_LEN + Paged.tokens_past_length) == stop
+        assert stop_of(request, output, MAX_MODEL_LEN + paged(8).tokens_past_length) == stop
 
 
 def test_max_num_seqs_counts_running_requests() -> None:

@@ -27,9 +27,9 @@ class Timed(Event):
     _ok = True
     _value = None
 
-    def __init__(self, env: Environment, *callbacks: Callable[[Event], None]) -> None:
+    def __init__(self, env: Environment, callback: Callable[[Event], None]) -> None:
         self.env = env
-        self.callbacks = list(callbacks)
+        self.callbacks = [callback]
 
     def cancel(self) -> None:
         """Let nothing happen at its time."""
@@ -43,9 +43,9 @@ class Clock(Environment):
     break ties in another order when a run is jumped instead of stepped.
     """
 
-    def event_at(self, time_s: float, order: int, *callbacks: Callable[[Event], None]) -> Timed:
-        """An event that happens at ``time_s`` (not before now): for a process to yield, or to call back."""
-        event = Timed(self, *callbacks)
+    def event_at(self, time_s: float, order: int, callback: Callable[[Event], None]) -> Timed:
+        """Call back at ``time_s``, which is not before now."""
+        event = Timed(self, callback)
         heappush(self._queue, (time_s, order, next(self._eid), event))  # type: ignore[misc]
         return event
 

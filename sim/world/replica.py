@@ -100,7 +100,7 @@ class Replica:
         self._first = 0
         self._target = 1
         self._arrivals_matter = True
-        self._end_event = Timed(clock)
+        self._end_event = Timed(clock, self._on_step_end)
         self._life = self._live()
 
     # -- what comes in -----------------------------------------------------------------------------------------------
