@@ -13,14 +13,14 @@ from typing import Any, NamedTuple
 
 from policies.catalog import Card, ModelShape, card
 from policies.core.engine import Engine
-from policies.core.errors import UserError
+from policies.core.errors import ConfigError, UserError
 from policies.core.protocols import Policy
 from policies.core.request import Slo
 from policies.presets import EngineOptions, Parameters, build_policy, choose, resolve
 from sim.config import RunConfig, load_config
 from sim.costs.model import CostModel
 from sim.costs.pool import check_fits, kv_pool
-from sim.machine import costs_of, shape_of, swap_link
+from sim.machine import costs_of, model_notes, shape_of, swap_link
 from sim.notes import setup_notes
 from sim.result import Result
 from sim.runs import check_new, make_new
@@ -57,6 +57,10 @@ def simulate(
     if out is not None:
         check_new(Path(out))
     return run_setup(prepare(config, remarks), out=out, progress=progress, keep=True)
+
+
+_MOST_BLOCKS = 200_000_000
+"""KV blocks of a pool: the queue of free ones takes 40 bytes each."""
 
 
 class Setup(NamedTuple):
@@ -98,15 +102,25 @@ def prepare(config: RunConfig, remarks: Sequence[str] = ()) -> Setup:
         from policies.kit.checked import CheckedPolicy  # built-in policies never pay for it
 
         policy = CheckedPolicy(policy, custom)
-    notices = setup_notes(parameters, workload, costs, remarks)
+    notices = setup_notes(parameters, workload, costs, (*remarks, *model_notes(config)))
     return Setup(config, shape, device, parameters, costs, services, policy, options, workload, notices)
 
 
 def _num_gpu_blocks(config: RunConfig, shape: ModelShape, device: Card, parameters: Parameters) -> int:
     """As given, or what the card's memory holds."""
-    if config.engine.num_gpu_blocks is not None:
-        check_fits(shape, device, config.engine.num_gpu_blocks, parameters.pool_block_size)
-        return config.engine.num_gpu_blocks
+    given = config.engine.num_gpu_blocks
+    if given is not None:
+        check_fits(shape, device, given, parameters.pool_block_size)
+    num_blocks = _pool_blocks(config, shape, device, parameters) if given is None else given
+    if num_blocks > _MOST_BLOCKS:
+        raise ConfigError(
+            f"{shape.name} on {device.name} has {num_blocks:,} KV blocks, more than are simulated; set "
+            f"engine.num_gpu_blocks to {_MOST_BLOCKS:,} or fewer, or raise engine.block_size"
+        )
+    return num_blocks
+
+
+def _pool_blocks(config: RunConfig, shape: ModelShape, device: Card, parameters: Parameters) -> int:
     pool = kv_pool(
         shape,
         device,

@@ -100,15 +100,27 @@ class _Facts:
         """A whole source that only reports: what is not modelled in it is said, not refused."""
         for part in found:
             if part.name == "kv-cache-tokens":
-                self._put("kv-cache-tokens", int(str(part.value)) if part.value else None, part.where)
+                self._put("kv-cache-tokens", self._number(part), part.where)
             elif part.name == "num-gpu-blocks":
-                self._put("engine.num_gpu_blocks", int(str(part.value)) if part.value else None, part.where)
+                self._put("engine.num_gpu_blocks", self._number(part), part.where)
             elif part.name == "swap-space-bytes":
-                if "swap_space_bytes" in self._preset.defaults and part.value:
-                    self._put("engine.swap_space_bytes", int(float(str(part.value))), part.where)
+                if "swap_space_bytes" in self._preset.defaults:
+                    self._put("engine.swap_space_bytes", self._number(part), part.where)
             elif part.name not in ("version", "engine"):
                 self.add(part, strict=False)
         self.end_source()
+
+    def _number(self, part: Found) -> int | None:
+        """The whole number that a line gives; None where there is none, which is told if it says something else."""
+        if not part.value:
+            return None
+        try:
+            return int(float(str(part.value)))
+        except (ValueError, OverflowError):
+            text = str(part.value)
+            shown = text if len(text) <= 20 else f"{text[:20]}..."
+            self._remarks.append(f"{part.where}: {part.name} is '{shown}', which is no number here; left out")
+            return None
 
     def add(self, part: Found, *, strict: bool) -> None:
         """One argument; ``strict``: unknown and unmodelled ones are refused."""
@@ -202,8 +214,8 @@ class _Facts:
         engine = self._tables.setdefault("engine", {})
         tokens, blocks = self._kept.pop("kv-cache-tokens", None), self._kept.get("engine.num_gpu_blocks")
         size, _ = self._kept.get("engine.block_size", (self._preset.defaults.get("block_size", POOL_BLOCK_SIZE), ""))
-        size = int(str(engine.get("block_size", size)))
-        if tokens is not None and size >= 1:
+        size = engine.get("block_size", size)
+        if tokens is not None and isinstance(size, int) and size >= 1:  # any other size is refused later on
             count = int(str(tokens[0])) // size
             if blocks is None:
                 self._kept["engine.num_gpu_blocks"] = count, f"{tokens[1]}: {tokens[0]} tokens in blocks of {size}"
@@ -248,7 +260,7 @@ def _version_of(log: Sequence[Found]) -> _Version | None:
 
 
 def _numbers(version: str) -> tuple[int, int] | None:
-    found = re.match(r"v?(\d+)\.(\d+)", version)
+    found = re.match(r"v?(\d{1,6})\.(\d{1,6})", version)
     return (int(found[1]), int(found[2])) if found else None
 
 

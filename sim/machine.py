@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from policies.catalog import Card, ModelShape, card, model, model_from_config
+from policies.catalog import Card, ModelShape, card, model, model_from_config, unmodelled
 from policies.presets import Preset, preset, resolve
 from sim.config import RunConfig, load_config
 from sim.costs.load import load_cost_model
@@ -30,6 +30,12 @@ def shape_of(config: RunConfig) -> ModelShape:
     given = config.model
     whole = model(given.name) if given.config is None else model_from_config(Path(given.config))
     return whole._replace(weight_bits=given.weight_bits, kv_bits=given.kv_bits).shard(config.hardware.tp)
+
+
+def model_notes(config: RunConfig) -> list[str]:
+    """What the ``config.json`` of the model says that is not simulated, a line each."""
+    given = config.model
+    return [] if given.config is None else unmodelled(Path(given.config), given.weight_bits)
 
 
 def costs_of(config: RunConfig, shape: ModelShape, device: Card, engine: Preset | None) -> CostModel:
@@ -90,4 +96,5 @@ def describe(
     costs, sizes = costs_of(config, shape, device, chosen), Engine()
     if chosen is not None:
         sizes = Engine.of(resolve(chosen, {}, max_model_len=shape.max_model_len, card=device))
-    return describe_hardware(costs, sizes._replace(**engine), swap_link(config, shape, 1).pieces_per_block)
+    shown = describe_hardware(costs, sizes._replace(**engine), swap_link(config, shape, 1).pieces_per_block)
+    return "\n".join([shown, *(f"note: {note}" for note in model_notes(config))])

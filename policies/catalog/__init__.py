@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from policies.catalog.hf import model_from_config
+from policies.catalog.hf import model_from_config, unmodelled
 from policies.catalog.loader import card, cards, model, models
 from policies.catalog.shapes import Card, ModelShape
 
-__all__ = ["Card", "ModelShape", "card", "cards", "model", "model_from_config", "models"]
+__all__ = ["Card", "ModelShape", "card", "cards", "model", "model_from_config", "models", "unmodelled"]

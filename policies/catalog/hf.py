@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from policies.catalog.shapes import ModelShape
 from policies.core.errors import CatalogError, closest
+from policies.json_text import read_json
 
 _ROUTED = ("num_local_experts", "num_experts", "n_routed_experts", "moe_intermediate_size")
 """Keys by which a mixture of experts is known, whatever its ``model_type``."""
+
+_NAME_CHARACTERS = 80
+"""A name is shown on every line of a table."""
 
 
 def model_from_config(path: Path) -> ModelShape:
@@ -19,14 +22,7 @@ def model_from_config(path: Path) -> ModelShape:
 
     CatalogError for what is no dense decoder of a known family, by its ``model_type``.
     """
-    where = f"model.config = {path}"
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        why = (error.strerror or str(error)) if isinstance(error, OSError) else f"not JSON: {error}"
-        raise CatalogError(f"{where}: cannot be read ({why}); name the config.json of a checkpoint") from None
-    if not isinstance(config, Mapping):
-        raise CatalogError(f"{where}: is no JSON object; name the config.json of a checkpoint")
+    config, where = _read(path), f"model.config = {path}"
     family = config.get("model_type")
     if any(config.get(key) for key in _ROUTED):
         raise CatalogError(f"{where}: '{family}' is a mixture of experts; only dense decoders are modelled")
@@ -40,9 +36,47 @@ def model_from_config(path: Path) -> ModelShape:
     return shape._replace(name=_name(config, path))
 
 
+def unmodelled(path: Path, weight_bits: int) -> list[str]:
+    """What a ``config.json`` says of its model that the shape with weights of ``weight_bits`` leaves out, a line each;
+    raises as ``model_from_config`` does."""
+    config, where = _read(path), f"model.config = {path}"
+    said = []
+    quantised = config.get("quantization_config") or config.get("compression_config")
+    if quantised and weight_bits == 16:
+        how = quantised.get("quant_method") if isinstance(quantised, Mapping) else None
+        by = f" by {printable(str(how))}" if how else ""
+        said.append(f"{where}: its weights are quantised{by}, but have 16 bits here; set model.weight_bits")
+    window, longest = config.get("sliding_window"), config.get("max_position_embeddings")
+    used = config.get("use_sliding_window", str(config.get("model_type")) not in ("qwen2", "qwen3"))
+    if used and type(window) is int and type(longest) is int and window < longest:
+        said.append(
+            f"{where}: attention over the last {window:,} tokens (sliding_window) is not modelled; longer contexts take"
+            " more KV memory and time here"
+        )
+    return said
+
+
+def printable(name: str) -> str:
+    """A name out of a file as one can show it in a line: no control characters, not longer than a line."""
+    return "".join(letter for letter in name if letter.isprintable()).strip()[:_NAME_CHARACTERS]
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    where = f"model.config = {path}"
+    try:
+        config = read_json(path)
+    except (OSError, ValueError) as error:
+        why = (error.strerror or str(error)) if isinstance(error, OSError) else f"not JSON: {error}"
+        raise CatalogError(f"{where}: cannot be read ({why}); name the config.json of a checkpoint") from None
+    if not isinstance(config, Mapping):
+        raise CatalogError(f"{where}: is no JSON object; name the config.json of a checkpoint")
+    return config
+
+
 def _name(config: Mapping[str, Any], path: Path) -> str:
     name = config.get("_name_or_path")
-    return Path(name).name if isinstance(name, str) and name.strip() else path.resolve().parent.name or path.stem
+    given = printable(Path(name).name) if isinstance(name, str) else ""
+    return given or printable(path.resolve().parent.name) or printable(path.stem)
 
 
 class _Keys:
@@ -57,13 +91,20 @@ class _Keys:
         value = self._config.get(key)
         if value is None and default is not None:
             return default
+        if key not in self._config:
+            raise CatalogError(f"{self._where}: '{key}' is missing; name the whole config.json of a checkpoint")
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise CatalogError(f"{self._where}: '{key}' is {value!r}; it must be a whole number >= 1")
         return value
 
     def flag(self, key: str, default: bool) -> bool:
-        """True or false; absent: the default."""
-        return bool(self._config.get(key, default))
+        """True or false; absent or null: the default."""
+        value = self._config.get(key)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise CatalogError(f"{self._where}: '{key}' is {value!r}; it must be true or false")
+        return value
 
     def head_dim(self, hidden: int, heads: int) -> int:
         """As given, else the hidden size divided by the heads, which must divide it."""
@@ -79,6 +120,8 @@ class _Keys:
 def _llama(keys: _Keys, *, qkv_bias: bool = False, qk_norm: bool = False, tied: bool = False) -> ModelShape:
     hidden, heads, layers = keys.size("hidden_size"), keys.size("num_attention_heads"), keys.size("num_hidden_layers")
     kv_heads, head_dim = keys.size("num_key_value_heads", heads), keys.head_dim(hidden, heads)
+    if heads % kv_heads:
+        raise keys.refuse(f"the {heads} heads cannot share {kv_heads} KV heads evenly (num_key_value_heads)")
     extra = head_dim * (heads + 2 * kv_heads) if qkv_bias or keys.flag("attention_bias", False) else 0
     return ModelShape(
         "",

@@ -13,6 +13,7 @@ from typing import NamedTuple, TypeVar
 
 from policies.core.errors import LogError
 from policies.core.request import Request, RequestId, Segments, output_segment
+from policies.json_text import parse_json
 
 _T = TypeVar("_T")
 Object = Mapping[str, object]
@@ -168,7 +169,7 @@ def _objects(path: Path) -> Iterator[tuple[str, Object]]:
             for number, text in enumerate(stream, start=1):
                 where = f"{path}:{number}"
                 try:
-                    line = json.loads(text)
+                    line = parse_json(text)
                 except ValueError as error:
                     raise LogError(f"{where}: not a JSON object ({error}); give a decision log") from None
                 if not isinstance(line, dict):

@@ -62,6 +62,8 @@ def show(
     """The KV pool of a model on card NAME, the terms of a step, the floor, and where swap beats recompute."""
     from sim.machine import describe
 
+    if gpu_memory_utilization != gpu_memory_utilization:  # passes for any range
+        raise click.BadParameter("nan is no number above 0 and of at most 1", param_hint="--gpu-memory-utilization")
     named = "config" if model.endswith(".json") else "name"
     tables = {
         "model": {named: model, "weight_bits": weight_bits, "kv_bits": kv_bits},

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from policies.core.errors import CostFileError
+from policies.json_text import read_json
 from sim.costs.terms import DecodeTerm, HeadTerm, LinearTerm, PrefillTerm, SwapTerm
 
 SCHEMA = "batchscope-costs/2"
+
+MOST_SECONDS = 1e6
+"""Of any one figure of a term: far above what a step takes, and small enough that sums of them stay exact."""
 
 
 class CostFile(NamedTuple):
@@ -42,7 +45,7 @@ class CostFile(NamedTuple):
 def read_cost_file(path: Path) -> CostFile:
     """Read and check a cost file; CostFileError names the file and the key."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = read_json(path)
     except OSError as error:
         raise CostFileError(f"{path}: cannot be read ({error.strerror}); name a cost file") from None
     except ValueError as error:
@@ -57,28 +60,37 @@ def parse_cost_file(data: Any, where: str) -> CostFile:
         raise CostFileError(f"{where}: schema is {reader.get('schema')!r}, not {SCHEMA!r}; fit it again")
     return CostFile(
         name=str(reader.get("name")),
-        version=int(reader.number("version")),
+        version=reader.whole("version"),
         model=str(reader.get("model")),
         card=str(reader.get("card")),
-        tp=int(reader.number("tp")),
+        tp=reader.whole("tp"),
         kind="calibrated",
         linear=LinearTerm(
             *reader.table("terms.linear", "num_tokens", "seconds"),
-            tile_tokens=int(reader.number("terms.linear.tile_tokens")),
-            tile_s=reader.number("terms.linear.tile_s"),
+            tile_tokens=reader.whole("terms.linear.tile_tokens"),
+            tile_s=reader.seconds("terms.linear.tile_s"),
         ),
         decode=_decode(reader),
         prefill=_prefill(reader),
         head=HeadTerm(*reader.table("terms.head", "num_rows", "seconds")),
         swap=SwapTerm(
-            reader.number("terms.swap.bytes_per_s"),
-            reader.number("terms.swap.copy_s"),
-            reader.number("terms.swap.fixed_s"),
+            reader.rate("terms.swap.bytes_per_s"),
+            reader.seconds("terms.swap.copy_s"),
+            reader.seconds("terms.swap.fixed_s"),
         ),
-        held_out=reader.mapping("held_out"),
+        held_out=_held_out(reader),
         provenance=reader.mapping("provenance"),
         date=str(reader.get("date")),
     )
+
+
+def _held_out(reader: _Reader) -> Mapping[str, Any]:
+    """Errors by term as shares; that of the step, where there is one, is shown with every result."""
+    errors = reader.mapping("held_out")
+    if errors.get("step") is not None:
+        for name in ("median", "p95"):
+            reader.number(f"held_out.step.{name}")
+    return errors
 
 
 def _decode(reader: _Reader) -> DecodeTerm:
@@ -90,22 +102,26 @@ def _decode(reader: _Reader) -> DecodeTerm:
     if not isinstance(rows, list) or len(rows) != len(num_seqs):
         raise CostFileError(f"{reader.where}: '{key}.seconds' must hold a list for each of num_seqs")
     seconds = tuple(reader.amounts(row, len(contexts), f"{key}.seconds") for row in rows)
-    uneven_s = reader.number(f"{key}.uneven_s")
-    return DecodeTerm(num_seqs, contexts, seconds, uneven_s, int(reader.number(f"{key}.max_context")))
+    uneven_s = reader.seconds(f"{key}.uneven_s")
+    return DecodeTerm(num_seqs, contexts, seconds, uneven_s, reader.whole(f"{key}.max_context"))
 
 
 def _prefill(reader: _Reader) -> PrefillTerm:
-    number = reader.number
+    seconds, whole = reader.seconds, reader.whole
     return PrefillTerm(
-        step_s=number("terms.prefill.step_s"),
-        chunk_s=number("terms.prefill.chunk_s"),
-        token_s=number("terms.prefill.token_s"),
-        context_s=number("terms.prefill.context_s"),
-        context_token_s=number("terms.prefill.context_token_s"),
-        token_token_s=number("terms.prefill.token_token_s"),
-        max_tokens=int(number("terms.prefill.max_tokens")),
-        max_context=int(number("terms.prefill.max_context")),
+        step_s=seconds("terms.prefill.step_s"),
+        chunk_s=seconds("terms.prefill.chunk_s"),
+        token_s=seconds("terms.prefill.token_s"),
+        context_s=seconds("terms.prefill.context_s"),
+        context_token_s=seconds("terms.prefill.context_token_s"),
+        token_token_s=seconds("terms.prefill.token_token_s"),
+        max_tokens=whole("terms.prefill.max_tokens"),
+        max_context=whole("terms.prefill.max_context"),
     )
+
+
+_MOST_COUNT = 1 << 40
+"""Of tokens or sequences in a table."""
 
 
 def _is_amount(value: Any) -> bool:
@@ -133,6 +149,27 @@ class _Reader:
             raise CostFileError(f"{self.where}: '{key}' is {value!r}; it must be a number >= 0")
         return float(value)
 
+    def seconds(self, key: str) -> float:
+        """A number of seconds >= 0 that a term can have."""
+        value = self.number(key)
+        if value > MOST_SECONDS:
+            raise CostFileError(f"{self.where}: '{key}' is {value!r}; it must be at most {MOST_SECONDS:g} seconds")
+        return value
+
+    def rate(self, key: str) -> float:
+        """A number above 0."""
+        value = self.number(key)
+        if not value:
+            raise CostFileError(f"{self.where}: '{key}' is {value!r}; it must be a number above 0")
+        return value
+
+    def whole(self, key: str) -> int:
+        """A whole number >= 0."""
+        value = self.number(key)
+        if not value.is_integer():
+            raise CostFileError(f"{self.where}: '{key}' is {value!r}; it must be a whole number")
+        return int(value)
+
     def mapping(self, key: str) -> Mapping[str, Any]:
         value = self.get(key)
         if not isinstance(value, Mapping):
@@ -150,7 +187,7 @@ class _Reader:
         """A list of integers of at least ``least`` that rise."""
         xs = self.get(key)
         is_list = isinstance(xs, list) and xs
-        if not is_list or any(type(x) is not int or x < least for x in xs) or _falls(xs):
+        if not is_list or any(type(x) is not int or not least <= x <= _MOST_COUNT for x in xs) or _falls(xs):
             kind = "positive integers" if least else "integers >= 0"
             raise CostFileError(f"{self.where}: '{key}' must hold {kind} in rising order")
         return tuple(xs)
@@ -159,6 +196,8 @@ class _Reader:
         """A list of ``length`` numbers >= 0."""
         if not isinstance(values, list) or len(values) != length or not all(map(_is_amount, values)):
             raise CostFileError(f"{self.where}: '{key}' must hold numbers >= 0, {length} in each list")
+        if max(values) > MOST_SECONDS:
+            raise CostFileError(f"{self.where}: '{key}' must hold numbers of at most {MOST_SECONDS:g} seconds")
         return tuple(float(value) for value in values)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from policies.catalog import Card, ModelShape
-from policies.core.errors import CostFileError
+from policies.catalog import Card, ModelShape, model, models
+from policies.core.errors import CatalogError, ConfigError, CostFileError
 from sim.costs.costfile import CostFile, read_cost_file
 from sim.costs.links import link_of
 from sim.costs.model import NO_GRAPHS, NO_HOST, CostModel
@@ -45,9 +45,9 @@ def _file(shape: ModelShape, card: Card, cost_model: str | None) -> CostFile:
     if cost_model is None or cost_model == CALIBRATED:
         if not is_shipped(shape, card):
             raise CostFileError(
-                f"no cost file is shipped for {_group(shape.name, card.name, shape.tp)}{_bits(shape)} (shipped:"
-                f" {', '.join(shipped())}); set hardware.cost_model = \"roofline\", or to a file that `batchscope"
-                " calibrate fit` wrote"
+                f"no cost file is shipped for {_group(shape.name, card.name, shape.tp)}{_bits(shape)}{_sizes(shape)}"
+                f" (shipped: {', '.join(shipped())}); set hardware.cost_model = \"roofline\", or to a file that"
+                " `batchscope calibrate fit` wrote"
             )
         return read_cost_file(shipped_path(shape.name, card.name, shape.tp))
     file = read_cost_file(Path(cost_model))
@@ -56,8 +56,17 @@ def _file(shape: ModelShape, card: Card, cost_model: str | None) -> CostFile:
 
 
 def is_shipped(shape: ModelShape, card: Card) -> bool:
-    """Whether a shipped cost file times this; they are all of 16-bit weights and KV."""
-    return not _bits(shape) and shipped_path(shape.name, card.name, shape.tp).exists()
+    """Whether a shipped cost file times this: they are all of 16-bit weights and KV, and of models of the catalog,
+    whose names a ``config.json`` of other sizes may bear too."""
+    return not _bits(shape) and _is_of_catalog(shape) and shipped_path(shape.name, card.name, shape.tp).exists()
+
+
+def _is_of_catalog(shape: ModelShape) -> bool:
+    try:
+        known = model(shape.name).shard(shape.tp)
+    except (CatalogError, ConfigError):
+        return False
+    return known == shape._replace(max_model_len=known.max_model_len)
 
 
 def shipped_path(model: str, card: str, tp: int = 1) -> Path:
@@ -75,6 +84,12 @@ def _bits(shape: ModelShape) -> str:
     if shape.weight_bits == shape.kv_bits == 16:
         return ""
     return f" with weights of {shape.weight_bits} and KV of {shape.kv_bits} bits"
+
+
+def _sizes(shape: ModelShape) -> str:
+    """That a name of the catalog is borne by another model, for a message; else ""."""
+    other = not _bits(shape) and not _is_of_catalog(shape) and shape.name in {known.name for known in models()}
+    return ", whose sizes are not those of the catalog" if other else ""
 
 
 def _group(model: str, card: str, tp: int) -> str:

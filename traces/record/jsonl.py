@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from policies.core.errors import UserError
+from policies.json_text import parse_json
 from traces.record.schema import RequestRow, Stall, StepRow
 
 _KINDS: dict[str, type[Any]] = {"step": StepRow, "request": RequestRow, "stall": Stall}
@@ -51,7 +52,7 @@ def read_jsonl(path: Path | str) -> Iterator[StepRow | RequestRow | Stall]:
     with Path(path).open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, 1):
             try:
-                values = json.loads(line)
+                values = parse_json(line)
                 row = _KINDS[values.pop("row")](**values)
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise UserError(

@@ -15,6 +15,9 @@ from traces.workload.lengths import MAX_TOKENS
 MAX_SECONDS = 1e10
 """The latest time. A double keeps a microsecond up to here, and clocks that count from 1970 stay well below."""
 
+MAX_PRIORITY = 1 << 31
+"""The record keeps priorities in 64 bits, and policies add to them."""
+
 HASH_BLOCK_TOKENS = 512
 """Tokens of a block of Mooncake's traces."""
 
@@ -58,8 +61,11 @@ def optional_tokens(value: object) -> int | None:
 
 
 def priority(value: object) -> int:
-    """Any whole number; 0 for no value."""
-    return 0 if value is None or value == "" else _whole(value, "a priority such as 0")
+    """A whole number of at most ``MAX_PRIORITY`` either way; 0 for no value."""
+    number = 0 if value is None or value == "" else _whole(value, "a priority such as 0")
+    if abs(number) > MAX_PRIORITY:
+        raise ValueError(f"is not within -{MAX_PRIORITY} and {MAX_PRIORITY}; give a priority such as 0")
+    return number
 
 
 def name(value: object) -> str:

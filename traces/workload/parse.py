@@ -186,11 +186,11 @@ class Parser:
 
 def json_object(path: str, number: int, text: str) -> dict[str, object]:
     """The object on one line of a JSON lines file; raises TraceError."""
-    import json
+    from policies.json_text import parse_json
 
     try:
-        value = json.loads(text)
-    except (json.JSONDecodeError, RecursionError):
+        value = parse_json(text)
+    except ValueError:
         value = None
     if not isinstance(value, dict):
         raise TraceError(

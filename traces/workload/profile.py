@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from policies.core.errors import TraceError, closest
+from policies.json_text import read_json
 from traces.workload.lengths import MAX_TOKENS
 from traces.workload.prefixes import Sharing
 from traces.workload.quantiles import GRID, QuantileTable
@@ -84,7 +85,7 @@ def load_profile(name: str) -> Profile:
             "path of a FILE.json of 'batchscope traces fit'"
         )
     try:
-        table = json.loads(path.read_text(encoding="utf-8"))
+        table = read_json(path)
     except OSError as error:
         raise TraceError(f"{name}: cannot be read ({error.strerror}); give a profile, or its path") from None
     except ValueError:
