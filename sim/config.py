@@ -155,7 +155,9 @@ def _unknown_flag(name: str) -> ConfigError:
 def config_from_tables(tables: Mapping[str, Mapping[str, object]]) -> RunConfig:
     """The configuration that the tables of a RUN.toml describe; raises ConfigError."""
     _check_sections(tables)
-    made = {name: section(**tables.get(name, {})) for name, section in SECTIONS.items()}
+    # The workload last: that nothing is to be sent is said when there is no mistake in the other sections.
+    order = sorted(SECTIONS, key=lambda name: name == "workload")
+    made = {name: SECTIONS[name](**tables.get(name, {})) for name in order}
     return RunConfig(**made)  # type: ignore[arg-type]
 
 

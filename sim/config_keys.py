@@ -13,6 +13,9 @@ from typing import Any, ClassVar, NamedTuple, Self, dataclass_transform
 from policies.core.errors import ConfigError, closest
 from sim.config_toml import toml_value
 
+_MANY_KEYS = 20
+"""Of a section with more keys an error does not list them all, which would bury what it says."""
+
 Check = Callable[[object, str], object]
 """Takes a value and its key (``"engine.block_size"``); returns the value to keep or raises ConfigError."""
 
@@ -65,7 +68,9 @@ class Section:
             if name not in known:
                 meant = self._meant.get(name)
                 hint = f"; did you mean '{meant}'?" if meant else closest(name, known)
-                raise ConfigError(f"{self._table}.{name}: unknown key; known are {', '.join(known)}{hint}")
+                many = len(known) > _MANY_KEYS
+                listed = f"'batchscope keys {self._table}' lists all" if many else f"known are {', '.join(known)}"
+                raise ConfigError(f"{self._table}.{name}: unknown key; {listed}{hint}")
         for name, (kind, default, _) in known.items():
             value = values.get(name, default)
             if value is not default:

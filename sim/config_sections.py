@@ -111,7 +111,7 @@ class WorkloadConfig(Section):
     def _check_together(self) -> None:
         if self.trace is None and self.generator is None and self.profile is None:
             raise ConfigError(
-                "workload: nothing to send; give workload.trace = FILE, workload.profile = NAME or workload.generator"
+                "workload: nothing to send; give a trace (--trace FILE), a profile (--profile NAME) or a generator"
             )
         for other in ("generator", "profile"):
             if self.trace is not None and getattr(self, other) is not None:

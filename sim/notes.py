@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from traces.metrics.accumulate import RunMetrics
     from traces.workload.source import Workload
 
-NO_HOST_TERM = "no host term: real servers add host time to every step; TTFT and ITL here are lower bounds"
+NO_HOST_TERM = "no host term: CPU time that real servers add to every step is left out; TTFT and ITL are lower bounds"
 
 _BAND = "its times were {p5:.2f} to {p95:.2f} of those measured in 90 % of {runs} published runs"
 

@@ -9,15 +9,8 @@ def seconds(value_s: float) -> str:
 
 
 def digits(value: float) -> str:
-    """Three significant digits, thousands grouped."""
+    """Three significant digits, whole numbers from a thousand on, thousands grouped: everywhere the same figure."""
     return f"{value:,.0f}" if isinstance(value, int) or abs(value) >= 999.5 else f"{value:.3g}"
-
-
-def rounded(value: float) -> str:
-    """Three significant digits, of large counts too: 12,345 is 12,300."""
-    if abs(value) < 999.5:
-        return f"{value:.3g}"
-    return f"{float(f'{value:.3g}'):,.0f}"
 
 
 def percent(share: float) -> str:

@@ -314,7 +314,7 @@ def test_weights_that_leave_no_room_are_named_before_a_missing_cost_file() -> No
 @pytest.mark.parametrize(
     ("keys", "expected"),
     [
-        ((), "workload: nothing to send; give workload.trace = FILE, workload.profile = NAME or workload.generator"),
+        ((), "workload: nothing to send; give a trace (--trace FILE), a profile (--profile NAME) or a generator"),
         (
             ("workload.generator=poison",),
             'workload.generator = "poison": give one of poisson, gamma, constant, closed-loop; '

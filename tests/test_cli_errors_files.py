@@ -187,6 +187,8 @@ def test_an_unknown_option_names_the_closest() -> None:
     assert said.startswith("No such option '--jsn'")
     assert said.endswith("; see 'batchscope run --help'")
     assert "'--json'" in said
+    # Dashes alone make no two options alike.
+    assert message_of("run", "--gpu", "h100-80gb") == "No such option '--gpu'; see 'batchscope run --help'"
 
 
 @pytest.mark.parametrize(

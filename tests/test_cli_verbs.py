@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -95,7 +96,7 @@ def test_demo_shows_three_systems_side_by_side() -> None:
     ended = batchscope("demo")
     assert (ended.exit_code, ended.stderr) == (0, "")
     header = next(line for line in ended.stdout.splitlines() if "vllm-0.11" in line)
-    assert header.split() == ["ft-static", "orca-max", "vllm-0.11"]
+    assert re.split(r"  +", header.strip()) == ["static (ft-static)", "Orca (orca-max)", "paged (vllm-0.11)"]
     assert ended.stdout.count("1,000 of 1,000 finished") == 3
     notes = [line for line in ended.stdout.splitlines() if line.startswith("note: ")]
     assert len(notes) == len(set(notes))

@@ -149,6 +149,8 @@ POSITIVE = "give a whole number of at least 1"
             "worklod: unknown section; known are workload, engine, model, hardware, sim, slo, policy; "
             "did you mean 'workload'?",
         ),
+        ("engine.max_num_seq=3", "engine.max_num_seq: unknown key; 'batchscope keys engine' lists all; "
+         "did you mean 'max_num_seqs'?"),
         (
             "model.nam=x",
             "model.nam: unknown key; known are name, config, weight_bits, kv_bits; did you mean 'name'?",
@@ -229,7 +231,7 @@ def test_bad_overrides(override: str, expected: str) -> None:
     [
         (
             {"generator": None},
-            "workload: nothing to send; give workload.trace = FILE, workload.profile = NAME or workload.generator",
+            "workload: nothing to send; give a trace (--trace FILE), a profile (--profile NAME) or a generator",
         ),
         ({"trace": "a.csv"}, "workload: trace and generator are both given; leave one out"),
         (

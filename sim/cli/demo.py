@@ -52,9 +52,9 @@ def demo(as_json: bool) -> None:
         return
     click.echo("1,000 requests at 10/s, prompts of 50-200 tokens, exponential answers of 250 on average,")
     click.echo("Llama-2-7B on one A100-80GB. Simulated, server side; see 'batchscope policies show NAME' for each.\n")
-    click.echo(comparison_table(summaries))
+    click.echo(comparison_table(summaries, [f"{label} ({name})" for name, label in _PRESETS.items()]))
     for notice in dict.fromkeys(notice for result in results for notice in result.notices):
-        of = [name for name, result in zip(_PRESETS, results, strict=True) if notice in result.notices]
+        of = [label for label, result in zip(_PRESETS.values(), results, strict=True) if notice in result.notices]
         click.echo(f"note: {'' if len(of) == len(results) else ', '.join(of) + ': '}{notice}")
     click.echo(f"\nreport: {_report(results)} (open it in any browser)")
 

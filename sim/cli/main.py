@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import click
 
-from policies.core.errors import RunError, UserError
+from policies.core.errors import RunError, UserError, closest
 from sim.cli.group import VerbGroup
 
 
@@ -111,7 +111,17 @@ def _usage(error: click.ClickException) -> str:
         return message
     context = error.ctx if isinstance(error, click.UsageError) else None
     command = context.command_path if context else "batchscope"
+    if isinstance(error, click.NoSuchOption):
+        message = f"No such option '{error.option_name}'{_meant(error)}"
     return f"batchscope: {' '.join(message.split()).rstrip('.')}; see '{command} --help'"
+
+
+def _meant(error: click.NoSuchOption) -> str:
+    """The option that was meant, by its letters: dashes alone make no two options alike."""
+    parameters = error.ctx.command.params if error.ctx else ()
+    names = [name for parameter in parameters for name in parameter.opts if name.startswith("--")]
+    hint = closest(error.option_name.lstrip("-"), [name.removeprefix("--") for name in names])
+    return hint.replace("mean '", "mean '--")
 
 
 def _close_quietly() -> None:

@@ -35,7 +35,7 @@ def _time(name: str, statistic: str) -> Row:
         if stats is None:
             return NOTHING
         if summary["delivery"] == "batch_end" and name in ("itl_s", "tpot_s"):
-            return Cell("all at once", stats["n"])
+            return Cell("all at once")
         few = " (n small)" if statistic == "p99" and stats["n"] < FEW else ""
         return Cell(seconds(stats[statistic]) + few, stats["n"])
 
@@ -65,7 +65,7 @@ def _keeps_up(summary: Summary) -> Cell:
         closed = summary["config"]["workload"].get("concurrency") is not None
         return Cell("closed loop" if closed else "not enough data")
     growth = digits(verdict["queue_slope_per_s"])
-    return Cell("yes" if verdict["stable"] else f"no: {growth} more requests in the system each second")
+    return Cell("yes" if verdict["stable"] else f"no: queue grows by {growth}/s")
 
 
 def _in_a_step(summary: Summary) -> Cell:
@@ -198,11 +198,11 @@ def comparison_table(summaries: Sequence[Summary], names: Sequence[str] | None =
 
 
 def _with_n(cell: Cell, summary: Summary) -> str:
-    """In fewer words; with the number of samples where it is neither that of the finished requests nor that of their
-    gaps."""
-    text = cell.text.replace(" requests in the system", "")
-    gaps = summary.get("itl_s", {}).get("n")
-    return text if cell.n in (None, summary["requests"]["finished"], gaps) else f"{text} (n {cell.n:,})"
+    """With the number of samples where that is neither the number of finished requests, give or take 1 %, nor that of
+    their gaps."""
+    finished, gaps = summary["requests"]["finished"], summary.get("itl_s", {}).get("n")
+    usual = cell.n in (None, gaps) or abs(cell.n - finished) <= 0.01 * finished
+    return cell.text if usual else f"{cell.text} (n {cell.n:,})"
 
 
 def render(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -48,11 +48,11 @@ def describe_cards() -> str:
 
 def describe_models() -> str:
     """All models of the catalog, one a line, and whether a cost file for one of the cards is shipped."""
-    lines = [f"{'model':16} {'parameters, 1e9':>15} {'KV B a token':>12} {'max_model_len':>13}  cost file"]
+    lines = [f"{'model':16} {'parameters, 1e9':>15} {'KV bytes/token':>14} {'max_model_len':>13}  cost file"]
     for shape in models():
         on = _files(model=shape.name)
         lines.append(
-            f"{shape.name:16} {shape.num_parameters / 1e9:15.3f} {shape.kv_bytes_per_token:12,}"
+            f"{shape.name:16} {shape.num_parameters / 1e9:15.3f} {shape.kv_bytes_per_token:14,}"
             f" {shape.max_model_len:13,}  {'yes, on ' + ', '.join(on) if on else 'no'}"
         )
     lines.append("Without a cost file: the roofline, as for any config.json of these families (model.config = FILE).")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from sim.report.charts import Figure, Trace, axis, base_layout
 from sim.report.palette import faded
 from sim.report.view import RunView
-from sim.wording import percent, rounded
+from sim.wording import digits, percent, seconds
 
 
 def against_bound(views: Sequence[RunView]) -> Figure | None:
@@ -19,13 +19,13 @@ def against_bound(views: Sequence[RunView]) -> Figure | None:
     for view in known:
         rates = view.summary["throughput"]
         bound, got = rates["bound_output_tokens_per_s"], rates.get("output_tokens_per_s", 0.0)
-        hover = f"{view.label}: {rounded(got)} output tokens a second, {percent(got / bound)} of the hardware bound"
+        hover = f"{view.label}: {digits(got)} output tokens a second, {percent(got / bound)} of the hardware bound"
         for name, value, alpha, pattern in (("hardware bound", bound, 0.15, "/"), ("achieved", got, 0.85, "")):
             traces.append(
                 {
                     **{"type": "bar", "orientation": "h"},
                     **{"y": [f"{view.label}<br>{name}"], "x": [float(f"{value:.4g}")]},
-                    **{"text": [rounded(value)], "textposition": "auto", "cliponaxis": False, "name": name},
+                    **{"text": [digits(value)], "textposition": "outside", "cliponaxis": False, "name": name},
                     "marker": {
                         **{"color": faded(view.colour, alpha), "line": {"color": view.colour, "width": 2}},
                         "pattern": {"shape": pattern, "fgcolor": view.colour, "size": 8},
@@ -34,7 +34,8 @@ def against_bound(views: Sequence[RunView]) -> Figure | None:
                 }
             )
     layout = base_layout(76 + 80 * len(known), margin={"l": 150, "r": 30, "t": 6, "b": 52}, bargap=0.3)
-    layout["xaxis"] = axis("output tokens a second", nticks=5)
+    most = max(float(trace["x"][0]) for trace in traces)
+    layout["xaxis"] = axis("output tokens a second", nticks=5, range=[0, 1.18 * most])
     layout["yaxis"] = {"autorange": "reversed", "automargin": True}
     return Figure(traces, layout)
 
@@ -49,7 +50,7 @@ def floor_rows(view: RunView) -> list[tuple[str, str, str, str, str]]:
     for kind, of in view.digest.kinds.items():
         if of["steps"]:
             known = of["floor_s"] > 0
-            floor = f"{rounded(of['floor_s'])} s" if known else "-"
+            floor = seconds(of['floor_s']) if known else "-"
             share = percent(of["floor_s"] / of["time_s"]) if known and of["time_s"] else "-"
-            rows.append((words[kind], f"{of['steps']:,.0f}", f"{rounded(of['time_s'])} s", floor, share))
+            rows.append((words[kind], f"{of['steps']:,.0f}", seconds(of['time_s']), floor, share))
     return rows

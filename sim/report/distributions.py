@@ -53,8 +53,9 @@ def ttft_by_arrival(views: Sequence[RunView]) -> Figure | None:
     return _by(views, "arrival_s", "arrival, seconds since the start of the run")
 
 
-def gaps_by_cause(view: RunView) -> Figure | None:
-    """Median and p99 of the gaps between tokens by cause, with the share of the waiting that each makes up."""
+def gaps_by_cause(view: RunView, beside: Sequence[RunView] = ()) -> Figure | None:
+    """Median and p99 of the gaps between tokens by cause, with the share of the waiting that each makes up; on the
+    scale that the runs ``beside`` it have, too."""
     gaps = {cause: gaps for cause, gaps in _gaps(view).items() if cause != "batch"}
     if not gaps:
         return None
@@ -72,13 +73,18 @@ def gaps_by_cause(view: RunView) -> Figure | None:
                 **{"type": "scatter", "mode": "lines+markers", "x": rounded(np.array([low_s, high_s]) * 1e3)},
                 **{"y": [_wrapped(words)] * 2, "line": {"color": part_colour(cause), "width": 4}, "name": words},
                 "marker": {"size": 13, "symbol": ["circle", "diamond"], "color": part_colour(cause)},
+                "showlegend": False,
                 "hovertemplate": f"{hover}<extra></extra>",
             }
         )
     layout = base_layout(90 + 60 * len(gaps), margin={"l": 150, "r": 20, "t": 6, "b": BOTTOM_PX})
-    high_ms = max(of.quantile(0.99) for of in gaps.values()) * 1e3
-    low_ms = min(max(of.quantile(0.5), 1e-6) for of in gaps.values()) * 1e3
-    layout["xaxis"] = _axis("gap, ms", [np.array([low_ms, high_ms])], high_ms > _LOG_SPREAD * low_ms)
+    shown = [of for each in (view, *beside) for cause, of in _gaps(each).items() if cause != "batch"]
+    high_ms = max(of.quantile(0.99) for of in shown) * 1e3
+    low_ms = min(max(of.quantile(0.5), 1e-6) for of in shown) * 1e3
+    log = high_ms > _LOG_SPREAD * low_ms
+    layout["xaxis"] = _axis("gap, ms", [np.array([low_ms, high_ms])], log)
+    if not log:
+        layout["xaxis"]["range"] = [0, 1.06 * high_ms]
     layout["yaxis"] = {"automargin": False, "range": [len(gaps) - 0.4, -0.6]}
     return Figure(traces, layout)
 

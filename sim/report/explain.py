@@ -10,7 +10,7 @@ from policies.core.errors import UserError
 from sim.report.lives import in_words, life
 from sim.report.view import RunView
 from sim.report.words import CAUSES, OUTCOMES, PHASES
-from sim.wording import percent, rounded, seconds
+from sim.wording import digits, percent, seconds
 from traces.record.read import expand_steps
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def _work(row: Any) -> str:
         done = f", which completed {row.chunk_emits:,} of these prompts" if row.chunk_emits else ""
         parts.append(f"{row.chunk_tokens:,} tokens of prompts{done}")
     if row.moved_bytes:
-        parts.append(f"{rounded(row.moved_bytes / 1e6)} MB over the swap link before it")
+        parts.append(f"{digits(row.moved_bytes / 1e6)} MB over the swap link before it")
     return f"It computed {' and '.join(parts)}." if parts else "It computed nothing that a request could use."
 
 

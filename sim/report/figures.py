@@ -9,7 +9,7 @@ import numpy as np
 
 from sim.report.view import RunView
 from sim.report.words import METRICS
-from sim.wording import percent, rounded, seconds
+from sim.wording import digits, percent, seconds
 from traces.metrics.intervals import Interval, interval, paired
 
 FEW = 300
@@ -62,11 +62,11 @@ def rate_rows(summary: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     parameters = summary["config"]["parameters"]
     seats = f" of {parameters['max_num_seqs']:,}" if "max_num_seqs" in parameters else ""
     rows = [
-        ("Output tokens a second, whole run", rates.get("output_tokens_per_s"), rounded, "start and end included"),
-        ("... steady", rates.get("steady_output_tokens_per_s"), rounded, "first completion to last arrival"),
-        ("... hardware bound", rates.get("bound_output_tokens_per_s"), rounded, "no schedule on this card exceeds it"),
-        ("Requests a second", rates.get("requests_per_s"), rounded, "that finished"),
-        ("Requests in a step", steps.get("rows_mean"), lambda x: rounded(x) + seats, "mean, of the most allowed"),
+        ("Output tokens a second, whole run", rates.get("output_tokens_per_s"), digits, "start and end included"),
+        ("... steady", rates.get("steady_output_tokens_per_s"), digits, "first completion to last arrival"),
+        ("... hardware bound", rates.get("bound_output_tokens_per_s"), digits, "no schedule on this card exceeds it"),
+        ("Requests a second", rates.get("requests_per_s"), digits, "that finished"),
+        ("Requests in a step", steps.get("rows_mean"), lambda x: digits(x) + seats, "mean, of the most allowed"),
         ("Batch slots wasted", steps.get("slot_waste"), percent, "spent on answers that had ended"),
         ("KV cache reserved", kv.get("utilization_mean"), percent, "mean over time"),
         ("... of it empty", kv.get("fragmentation_mean"), percent, "reserved but not filled"),
@@ -92,7 +92,7 @@ def _goodput_rows(summary: Mapping[str, Any]) -> list[tuple[str, Any, Any, str]]
     stated = ", ".join(f"{METRICS[name][0]} <= {seconds(limit)}" for name, limit in limits.items())
     return [
         ("Within all limits", goodput.get("attainment"), percent, f"of the requests: {stated}"),
-        ("Goodput, requests a second", goodput["requests_per_s"], rounded, "that finished within all limits"),
+        ("Goodput, requests a second", goodput["requests_per_s"], digits, "that finished within all limits"),
     ]
 
 
@@ -125,7 +125,7 @@ def group_tables(view: RunView) -> list[Table]:
         for label, group in grouping["of"].items():
             times = [seconds(group[key][mark]) if key in group else "-" for key, mark in _GROUP_MARKS]
             counts = group["requests"]
-            rate = rounded(group.get("output_tokens_per_s", 0.0))
+            rate = digits(group.get("output_tokens_per_s", 0.0))
             rows.append((label, f"{counts['finished']:,} of {counts['offered']:,}", *times, rate))
         header = (_CLASSES[name], "finished", "TTFT p50", "TTFT p99", "TPOT mean", "E2E p99", "output tokens/s")
         tables.append(Table(f"By {_CLASSES[name]}{_fairness(grouping)}", header, rows))
@@ -187,15 +187,32 @@ def differences(view: RunView, base: RunView) -> list[Difference]:
 def difference_table(view: RunView, base: RunView) -> Table:
     """The paired differences in words."""
     rows = []
-    for metric, statistic, before, found, n in differences(view, base):
-        sign = "+" if found.value > 0 else ""
-        change = f"{sign}{seconds(found.value)}"
+    changes = differences(view, base)
+    known = any(change.found.half is not None for change in changes)
+    for metric, statistic, before, found, n in changes:
+        change = f"{'+' if found.value > 0 else ''}{seconds(found.value)}"
         if found.half is not None:
             change += f" ± {seconds(found.half)}"
-        ratio = f"{sign}{100 * found.value / before:.3g} %" if before > 0 else "-"
-        rows.append((f"{METRICS[metric][0]} {statistic}", change, ratio, _clear(found), f"{n:,}"))
-    header = ("", "difference", "relative", "beyond chance?", "requests in both")
-    return Table(f"{view.label} minus {base.label}, request by request", header, rows)
+        clear = [_clear(found)] if known else []
+        rows.append((f"{METRICS[metric][0]} {statistic}", change, relative(found.value, before), *clear, f"{n:,}"))
+    header = ("", "difference", "relative", *(["beyond chance?"] if known else []), "requests in both")
+    caption = f"{view.label} minus {base.label}, request by request"
+    return Table(caption if known or not rows else f"{caption} ({_no_interval(view, base)})", header, rows)
+
+
+def relative(change: float, before: float) -> str:
+    """A change in percent of what was there before; -100 % only where nothing is left."""
+    if before <= 0:
+        return "-"
+    value = 100.0 * change / before
+    return "< -99.9 %" if -100.0 < value <= -99.95 else f"{'+' if value > 0 else ''}{digits(value)} %"
+
+
+def _no_interval(view: RunView, base: RunView) -> str:
+    growing = [of.label for of in (base, view) if of.keeps_up is False]
+    if not growing:
+        return "too few requests for intervals"
+    return f"without intervals: {' and '.join(growing)} {'does' if len(growing) == 1 else 'do'} not keep up"
 
 
 def _clear(found: Interval) -> str:

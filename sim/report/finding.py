@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 
 from policies.core.errors import UserError
 from policies.presets import preset
+from sim.report.mechanism import how_it_works
 from sim.report.view import RunView
 from sim.report.words import CAUSES, OUTCOMES
-from sim.wording import percent, rounded, seconds
+from sim.wording import digits, percent, seconds
 
 Summary = dict[str, Any]
 
@@ -39,7 +40,9 @@ def find(views: Sequence[RunView]) -> Finding:
     kinds = f"{len(views)} {'configurations' if one else 'scheduling policies'}"
     how = "Simulated: " if all(view.summary["side"] == "server-simulated" for view in views) else ""
     names = _listed([view.label for view in views])
-    text = f"{how}{on} same {first['requests']['offered']:,} requests under {kinds}, {names}."
+    rates = {_rate(view) for view in views}
+    rate = f", {rates.pop()} a second," if len(rates) == 1 and None not in rates else ""
+    text = f"{how}{on} same {first['requests']['offered']:,} requests{rate} under {kinds}: {names}."
     lead = [f"{text[0].upper()}{text[1:]}"]
     best = _most_output(views)
     if best is not None:
@@ -52,16 +55,15 @@ def _where(summary: Summary) -> tuple[str, str]:
 
 
 def _named(view: RunView) -> str:
-    """The label, and what its policy does in a few words."""
-    try:
-        return f"{view.label} ({view.name}: {preset(view.name).summary})"
-    except UserError:
-        return view.label
+    """The label, and the name of its policy where that is another."""
+    return view.label if view.label.startswith(view.name) else f"{view.label} ({view.name})"
 
 
 def shared_facts(views: Sequence[RunView]) -> list[tuple[str, list[str]]]:
     """The facts of all runs: once where they are the same, else with the labels of those that they hold for."""
     of_views = [facts(view) for view in views]
+    if len(views) == 1 and (mechanism := how_it_works(views[0].summary)):
+        of_views[0].insert(1, ("How it works", mechanism))
     shared: dict[str, list[str]] = {}
     for name, value in dict.fromkeys(fact for of_view in of_views for fact in of_view):
         holders = [view.label for view, of_view in zip(views, of_views, strict=True) if (name, value) in of_view]
@@ -79,6 +81,7 @@ def facts(view: RunView) -> list[tuple[str, str]]:
     return [
         ("Engine modelled", _engine(summary)),
         ("Model and GPU", f"{summary['model']} on {summary['hardware']}"),
+        ("Workload", _workload(view)),
         ("How", _side(summary)),
         ("Step times", _costs(summary)),
         *([] if summary["status"] == "completed" else [("Status", f"{summary['status']}: the run did not complete")]),
@@ -117,16 +120,37 @@ def _verdict(view: RunView) -> str:
     return {
         None: "serves them",
         True: "keeps up" if counts["finished"] >= 0.99 * counts["offered"] else "has a queue that does not grow",
-        False: f"does not keep up (its queue grows by {rounded(growth)} requests each second)",
+        False: f"does not keep up (its queue grows by {digits(growth)} requests each second)",
     }[view.keeps_up]
 
 
 def _load(view: RunView) -> str:
-    workload, table = view.summary["config"]["workload"], view.requests
+    workload, rate = view.summary["config"]["workload"], _rate(view)
     if workload.get("concurrency"):
         return f"With {workload['concurrency']:,} clients, each waiting for its answer before it asks again"
+    return "For this workload" if rate is None else f"At {rate} requests a second"
+
+
+def _rate(view: RunView) -> str | None:
+    """Requests a second, from the first arrival to the last; None where that says nothing."""
+    table = view.requests
     span_s = float(table["arrival_s"].max() - table["arrival_s"].min()) if len(table) > 1 else 0.0
-    return f"At {rounded((len(table) - 1) / span_s)} requests a second" if span_s > 0 else "For this workload"
+    closed = view.summary["config"]["workload"].get("concurrency") is not None
+    return digits((len(table) - 1) / span_s) if span_s > 0 and not closed else None
+
+
+def _workload(view: RunView) -> str:
+    """Where the requests come from, and their rate and lengths as they were in this run."""
+    workload, table, rate = view.summary["config"]["workload"], view.requests, _rate(view)
+    origin = next((f"{kind} {workload[kind]}" for kind in ("trace", "profile") if workload.get(kind)), "generated")
+    arrivals = {None: "", "closed-loop": ""}.get(workload.get("generator"), f", {workload.get('generator')} arrivals")
+    load = f"{workload['concurrency']:,} clients, each with one request" if workload.get("concurrency") else ""
+    parts = [f"{origin}{arrivals}", load or (f"{rate} requests a second" if rate else "")]
+    for column, words in (("prompt_tokens", "prompts"), ("output_tokens", "answers")):
+        lengths = table[column] if column == "prompt_tokens" else table[column][table["outcome"] == "finished"]
+        if len(lengths):
+            parts.append(f"{words} of {digits(float(lengths.mean()))} tokens on average, at most {lengths.max():,}")
+    return "; ".join(part for part in parts if part)
 
 
 def _limit(summary: Summary) -> str:
@@ -160,10 +184,19 @@ def _memory(summary: Summary) -> str:
         total = summary["throughput"].get("total_tokens_per_s", 0.0) * summary["duration_s"]
         again = f", which computed {percent(counts['recomputed_tokens'] / total)} of all tokens again" if total else ""
         moved = counts["swapped_out_bytes"] + counts["swapped_in_bytes"]
-        price = f", which moved {rounded(moved / 1e9)} GB" if counts["swap"] else again
+        price = f", which moved {digits(moved / 1e9)} GB" if counts["swap"] else again
         parts.append(f"running requests were pushed out {events:,} times{price}")
     text = "; ".join(parts)
     return f"{text[0].upper()}{text[1:]}." if text else ""
+
+
+def _reserved(summary: Summary) -> str:
+    """What a run without waste takes of the memory, beside runs that waste it."""
+    kv = summary["kv"]
+    if "utilization_mean" not in kv or kv.get("fragmentation_mean", 1.0) > 0.2:
+        return ""
+    used, empty = percent(kv["utilization_mean"]), percent(kv["fragmentation_mean"])
+    return f"It reserved {used} of the KV cache on average; {empty} of that was empty."
 
 
 def _bound(summary: Summary) -> str:
@@ -172,23 +205,24 @@ def _bound(summary: Summary) -> str:
     if not got:
         return ""
     against = f", {percent(got / bound)} of what the hardware could do for this mix of lengths" if bound else ""
-    return f"It made {rounded(got)} output tokens a second{against}."
+    return f"It made {digits(got)} output tokens a second{against}."
 
 
 def _of_one(view: RunView) -> list[str]:
-    """A run among others: speed, and the one reason that says most."""
+    """A run among others: how its policy works, how fast it was, and the one reason that says most."""
     summary = view.summary
     if "ttft_s" not in summary:
-        return ["no request got an answer."]
+        return ["No request got an answer."]
     what = "answer, which comes as a whole," if view.at_batch_end else "first token"
     up = {
         None: "",
         True: "; it keeps up with the load",
         False: "; it does not keep up, its queue grows as long as requests come",
     }[view.keeps_up]
-    speed = f"half of the requests wait at most {seconds(summary['ttft_s']['p50'])} for their {what}"
+    speed = f"Half of the requests wait at most {seconds(summary['ttft_s']['p50'])} for their {what}"
     speed += f" and 99 % at most {seconds(summary['ttft_s']['p99'])}{up}."
-    return [speed, *(text for text in (_unserved(summary), _limit(summary), _memory(summary)) if text)]
+    known = (how_it_works(summary), speed, _unserved(summary), _limit(summary), _memory(summary), _reserved(summary))
+    return [text for text in known if text]
 
 
 def _most_output(views: Sequence[RunView]) -> str | None:
@@ -198,10 +232,10 @@ def _most_output(views: Sequence[RunView]) -> str | None:
         return None
     (least, slowest), (most, fastest) = known[0], known[-1]
     if most < 1.01 * least:
-        return f"Each time it makes about {rounded(most)} output tokens a second."
+        return f"Each time it makes about {digits(most)} output tokens a second."
     return (
-        f"With {fastest} it makes {rounded(most)} output tokens a second, {rounded(most / least)} times as many as with"
-        f" {slowest} ({rounded(least)})."
+        f"With {fastest} it makes {digits(most)} output tokens a second, {digits(most / least)} times as many as with"
+        f" {slowest} ({digits(least)})."
     )
 
 
@@ -238,7 +272,10 @@ def _costs(summary: Summary) -> str:
             f" 90 % of {band['runs']:,.0f} published runs"
         )
     elif isinstance(error, dict) and "median" in error:
-        text += f"; error on measurements held out: median {percent(error['median'])}, p95 {percent(error['p95'])}"
+        text += (
+            f"; error against measurements that it was not fitted to: half at most {percent(error['median'])}, 95 % at"
+            f" most {percent(error['p95'])}"
+        )
     elif error is None:
         text += "; not validated against measurements"
     else:
@@ -256,6 +293,6 @@ def _keeps_up(view: RunView) -> str:
     if verdict["stable"]:
         return "yes: the queue does not grow over the second half of the run"
     return (
-        f"no: {rounded(verdict['queue_slope_per_s'])} more requests in the system each second, so that the latencies"
-        " below grow with the length of the run"
+        f"no: its queue grows by {digits(verdict['queue_slope_per_s'])} requests a second, so that the latencies below"
+        " grow with the length of the run"
     )

@@ -9,7 +9,7 @@ from sim.report.figures import Table, latency_table, rate_rows
 from sim.report.finding import find
 from sim.report.palette import COLOURS
 from sim.report.view import RunView
-from sim.wording import rounded
+from sim.wording import digits, seconds
 
 _WIDTH, _HEIGHT = 720, 190
 _LEFT, _TOP, _BOTTOM = 52, 28, 30
@@ -43,8 +43,8 @@ def _picture(view: RunView) -> str:
     lines = (("running", COLOURS[0], ""), ("waiting", COLOURS[1], "6 4"))
     end_s = digest.start_s + digest.width_s * len(digest.middle_s)
     most = max(float(digest.mean(level).max()) for level, _, _ in lines) or 1.0
-    parts = [_mark(_LEFT - 6, _HEIGHT - _BOTTOM + 5, "0", "end"), _mark(_LEFT - 6, _TOP + 5, rounded(most), "end")]
-    parts += [_mark(_WIDTH, _HEIGHT - 8, f"{rounded(end_s)} s", "end"), _mark(_LEFT, _HEIGHT - 8, "0 s", "start")]
+    parts = [_mark(_LEFT - 6, _HEIGHT - _BOTTOM + 5, "0", "end"), _mark(_LEFT - 6, _TOP + 5, digits(most), "end")]
+    parts += [_mark(_WIDTH, _HEIGHT - 8, seconds(end_s), "end"), _mark(_LEFT, _HEIGHT - 8, "0 s", "start")]
     for place, (level, colour, dash) in enumerate(lines):
         points = _points(digest.middle_s, digest.mean(level), end_s, most)
         parts.append(

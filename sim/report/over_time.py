@@ -81,11 +81,19 @@ def _rates(views: Sequence[RunView], end_s: float) -> Panel:
         arrived, ended = arrival_and_end_rates(view, edges_s)
         if number == 0:
             hover = f"{_AT}: %{{y:.3g}} requests a second arrive"
-            traces.append(line(middle_s, arrived, "arrive", _GREY, "longdashdot", hover=hover))
+            shown = _until(edges_s, float(view.requests["arrival_s"].max()))
+            traces.append(line(middle_s[shown], arrived[shown], "arrive", _GREY, "longdashdot", hover=hover))
         one = len(views) == 1
         name, hover = "finish" if one else f"finish, {view.label}", f"{_AT}: %{{y:.3g}} requests a second finish"
-        traces.append(line(middle_s, ended, name, view.colour, "solid" if one else view.dash, hover=hover))
+        shown = _until(edges_s, max((view.summary["duration_s"], *_last_s(view))))
+        dash = "solid" if one else view.dash
+        traces.append(line(middle_s[shown], ended[shown], name, view.colour, dash, hover=hover))
     return Panel("Requests that arrive and finish, per second", traces, legend_lines=1 if len(views) == 1 else 2)
+
+
+def _until(edges_s: Floats, last_s: float) -> slice:
+    """The intervals up to the one after ``last_s``, in which a line comes down to zero and ends."""
+    return slice(int(np.searchsorted(edges_s, last_s)) + 1)
 
 
 def _requests_of_one(digest: Digest) -> Panel:
@@ -117,7 +125,8 @@ def _kv(views: Sequence[RunView]) -> Panel:
             traces += band(digest.middle_s, least, most, view.colour)
         hover = f"{view.label}, {_AT}: %{{y:.3g}} % of the KV cache is reserved on average"
         used = digest.mean("used_blocks") * scale
-        traces.append(line(digest.middle_s, used, view.label, view.colour, view.dash, hover=hover))
+        named = {} if len(views) > 1 else {"showlegend": False}
+        traces.append(line(digest.middle_s, used, view.label, view.colour, view.dash, hover=hover) | named)
     return Panel("KV cache reserved, %", traces, top=104, legend_lines=0 if len(views) == 1 else 1)
 
 

@@ -21,7 +21,7 @@ from sim.report.figures import (
     overview_table,
     rate_rows,
 )
-from sim.report.finding import Finding, find, shared_facts
+from sim.report.finding import find, shared_facts
 from sim.report.lives import chosen_lives, in_words
 from sim.report.over_time import X_TITLE, time_panels
 from sim.report.palette import area_sample, line_sample
@@ -29,7 +29,7 @@ from sim.report.view import RunView, arrival_and_end_rates, side_by_side
 from sim.report.words import CAUSES, GLOSSARY, METRICS
 from sim.runs import write_whole
 from sim.summary import VERSION
-from sim.wording import percent, rounded, seconds
+from sim.wording import digits, percent, seconds
 
 HERE = Path(__file__).parent
 REPORT_NAME = "report.html"
@@ -56,7 +56,7 @@ _INTERVALS = (
 )
 
 
-_UNIT = re.compile(r"(\d) (s|ms|%|GB)(?!\w)")
+_UNIT = re.compile(r"(\d) (s|ms|%|GB|MB)(?!\w)")
 
 
 class Chart(NamedTuple):
@@ -94,14 +94,14 @@ def page(views: Sequence[RunView], *, paired: bool = True, notices: Sequence[str
     from jinja2 import Environment, FileSystemLoader
 
     views = side_by_side(views)
-    environment = Environment(loader=FileSystemLoader(HERE), autoescape=True, trim_blocks=False)
+    environment = Environment(loader=FileSystemLoader(HERE), autoescape=True, trim_blocks=False, finalize=_glued)
     one = len(views) == 1
     return environment.get_template("page.html.j2").render(
         version=VERSION,
         title=_title(views),
         intro=_INTRO,
         sections=[(key, f"{number}. {name}") for number, (key, name) in enumerate(SECTIONS.items(), 1)],
-        finding=_glued(find(views)),
+        finding=find(views),
         facts=[*shared_facts(views), *([("Comparison", list(notices))] if notices else [])],
         glossary=[*GLOSSARY.items(), *METRICS.values()],
         figures_note=_INTERVALS,
@@ -118,13 +118,9 @@ def page(views: Sequence[RunView], *, paired: bool = True, notices: Sequence[str
     )
 
 
-def _glued(found: Finding) -> Finding:
-    """Numbers stay in one line with their units."""
-
-    def glue(text: str) -> str:
-        return _UNIT.sub("\\1\u00a0\\2", text)
-
-    return Finding([glue(text) for text in found.lead], [(name, glue(text)) for name, text in found.runs])
+def _glued(value: object) -> object:
+    """Numbers stay in one line with their units, in all text but what is escaped already: scripts and run.toml."""
+    return _UNIT.sub("\\1\u00a0\\2", value) if type(value) is str else value
 
 
 def _plotly_js() -> str:
@@ -194,8 +190,8 @@ def legend_of(figure: Figure, key: str) -> list[tuple[str, str]]:
 
 def _time_charts(views: Sequence[RunView]) -> Iterable[Chart]:
     caption = (
-        "All panels share the time axis; drag to zoom, double-click to come back. The last band tells, for each"
-        " interval, why no further request was let into the batch."
+        "All panels share the time axis; drag to zoom, double-click to come back. Bands tell, for each interval, why"
+        " no further request was let into the batch."
     )
     if all(view.digest is None for view in views):
         caption = "This record has no steps: run again with sim.record = steps to see the engine over time."
@@ -227,9 +223,9 @@ def _time_table(view: RunView) -> Table | None:
         cause = max(held, key=lambda name: held[name]) if any(held.values()) else ""
         rows.append(
             (
-                f"{rounded(low_s)} to {rounded(high_s)}",
-                *(rounded(float(rate[0])) for rate in (arrived, ended)),
-                *(rounded(float(digest.mean(level)[part].mean())) for level in ("running", "waiting")),
+                f"{digits(low_s)} to {digits(high_s)}",
+                *(digits(float(rate[0])) for rate in (arrived, ended)),
+                *(digits(float(digest.mean(level)[part].mean())) for level in ("running", "waiting")),
                 *(percent(float(used)), step, CAUSES.get(cause, "the engine was idle")),
             )
         )
@@ -250,8 +246,8 @@ def _compared_table(views: Sequence[RunView]) -> Table | None:
         for _, digest in digests:
             inside = (digest.middle_s >= low_s) & (digest.middle_s < high_s)
             levels = [digest.mean(level)[inside] for level in ("running", "waiting")]
-            cells += [rounded(float(values.mean())) if len(values) else "over" for values in levels]
-        rows.append((f"{rounded(low_s)} to {rounded(high_s)}", *cells))
+            cells += [digits(float(values.mean())) if len(values) else "over" for values in levels]
+        rows.append((f"{digits(low_s)} to {digits(high_s)}", *cells))
     header = ("seconds", *(f"{label}: {level}" for label, _ in digests for level in ("running", "waiting")))
     return Table("Requests running and waiting, mean of each interval", header, rows)
 
@@ -274,7 +270,7 @@ def _distribution_charts(views: Sequence[RunView]) -> Iterable[Chart]:
         table = Table(f"Gaps between tokens by cause{of}", header, distributions.gap_rows(view))
         caption = "From the median (circle) to the 99th percentile (diamond) of the gaps between tokens."
         title = f"Why gaps between tokens are long{of}"
-        yield from _chart(f"gaps-{number}", title, caption, distributions.gaps_by_cause(view), table)
+        yield from _chart(f"gaps-{number}", title, caption, distributions.gaps_by_cause(view, views), table)
 
 
 def _request_charts(views: Sequence[RunView]) -> Iterable[Chart]:
@@ -285,11 +281,11 @@ def _request_charts(views: Sequence[RunView]) -> Iterable[Chart]:
         if not lives:
             continue
         of = f", {view.label}" if len(views) > 1 else ""
-        vague = " When requests were preempted is kept with sim.record = tokens only." if any(
-            life.vague for life in lives
-        ) else ""
+        vague = " When they were preempted is not in this record: run again with sim.record = tokens to see it."
+        scale = " The time axis is this run's own." if len(views) > 1 else ""
         caption = (
-            f"{len(lives)} of {len(view.requests):,} requests, each from its own arrival on: {_kinds(lives)}.{vague}"
+            f"{len(lives)} of {len(view.requests):,} requests, by number, each from its own arrival on:"
+            f" {_kinds(lives)}.{scale}{vague if any(life.vague for life in lives) else ''}"
         )
         rows = [(f"#{life.row.id}", life.chosen, in_words(life)) for life in lives]
         table = Table(f"These requests in words{of}", ("request", "chosen as", "what happened"), rows)
@@ -327,10 +323,13 @@ def _distributions_note(views: Sequence[RunView]) -> str:
 
 
 def _bound_note(views: Sequence[RunView]) -> str:
+    ahead = [view.label for view in views if view.keeps_up]
+    whose = "" if len(views) == 1 else f" by {', '.join(ahead)}"
+    idle = f" The tokens made{whose} are all that the requests asked for: more load would bring more." if ahead else ""
     return (
         "The bound is what the card's data sheet allows for this mix of lengths: weights and KV cache read at full"
-        " bandwidth, matrix work at full speed, as many requests at once as the memory holds. The time of"
-        " steps is held against the same floor."
+        " bandwidth, matrix work at full speed, as many requests at once as the memory holds and max_num_seqs allows."
+        f"{idle} The tables hold the time of the steps against the least that the hardware needs for them (floor)."
     )
 
 

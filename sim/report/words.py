@@ -76,8 +76,12 @@ GLOSSARY = {
     "batch": "the requests that a step works on together",
     "KV cache": "GPU memory that holds what the model remembers of each running request; it grows by every token and is"
     " given out in blocks",
+    "reserved": "KV cache that a request holds, filled or not; nobody else can use it",
     "preemption": "a running request is pushed out for lack of KV cache, and is computed again or swapped back later",
     "scheduling policy": "the rule that decides, before each step, who runs and who waits",
+    "token budget": "the most tokens that one step may compute (max_num_batched_tokens)",
+    "prefix cache": "KV cache of earlier prompts that is kept, so that a prompt that begins alike need not be computed",
+    "max_num_seqs, max_model_len": "the most requests in a batch, and the most tokens of a prompt with its answer",
     "keeps up": "requests are finished as fast as they arrive; otherwise the queue, and every wait, grows for ever",
     "p50, p99": "half, and 99 %, of the samples are at most this large",
 }
