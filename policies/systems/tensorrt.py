@@ -132,7 +132,7 @@ class TensorRtLlm(BatchingPolicy):
         if not self.decode.rows and not self._new_chunks and not self._preempted:
             return self.idle("blocked" if self.waiting or self.running else "no_requests", rejected=self._rejected)
         return self.make_plan(
-            decode=True,
+            decode=bool(self.decode.rows or self._new_chunks),  # else it only preempts
             chunks=self._new_chunks,
             joins=self._joins,
             grants=self.decode.grant(),
