@@ -46,7 +46,9 @@ def claim(folder: Path, run_toml: str) -> None:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file that has its name only when it is complete."""
+    """Write a file that has its name only when it is complete. Raises a UserError where there is no such folder."""
+    if not path.parent.is_dir():
+        raise UserError(f"{path}: there is no folder {path.parent}; make it, or name a file in another one")
     part = path.with_name(f"{path.name}.part")
     part.write_text(text, encoding="utf-8")
     part.replace(path)

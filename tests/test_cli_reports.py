@@ -150,6 +150,14 @@ def test_other_workloads_are_refused_or_compared_without_pairs() -> None:
     assert "request by request" not in ended.stdout + Page(Path("page.html").read_text()).visible
 
 
+def test_a_page_in_a_folder_that_is_not_there_is_one_line() -> None:
+    a = run("a", *PRESSED)
+    ended = batchscope("compare", a, a, "--out", "no/page.html")
+    place = Path("no/page.html")
+    assert ended.exit_code == 2
+    assert ended.stderr == f"batchscope: {place}: there is no folder no; make it, or name a file in another one\n"
+
+
 def test_what_weakens_a_comparison_is_said() -> None:
     run("a", *chat(30, 60, engine__num_gpu_blocks=150))
     run("b", *chat(15, 50, engine__num_gpu_blocks=150))

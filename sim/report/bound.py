@@ -35,7 +35,7 @@ def against_bound(views: Sequence[RunView]) -> Figure | None:
             )
     layout = base_layout(76 + 80 * len(known), margin={"l": 150, "r": 30, "t": 6, "b": 52}, bargap=0.3)
     most = max(float(trace["x"][0]) for trace in traces)
-    layout["xaxis"] = axis("output tokens a second", nticks=5, range=[0, 1.18 * most])
+    layout["xaxis"] = axis("output tokens a second", nticks=5, tickformat=",", range=[0, 1.18 * most])
     layout["yaxis"] = {"autorange": "reversed", "automargin": True}
     return Figure(traces, layout)
 

@@ -50,7 +50,7 @@ def ttft_by_prompt(views: Sequence[RunView]) -> Figure | None:
 
 def ttft_by_arrival(views: Sequence[RunView]) -> Figure | None:
     """TTFT against the time of arrival."""
-    return _by(views, "arrival_s", "arrival, seconds since the start of the run")
+    return _by(views, "arrival_s", "arrival, seconds from the start")
 
 
 def gaps_by_cause(view: RunView, beside: Sequence[RunView] = ()) -> Figure | None:

@@ -120,7 +120,7 @@ def _verdict(view: RunView) -> str:
     return {
         None: "serves them",
         True: "keeps up" if counts["finished"] >= 0.99 * counts["offered"] else "has a queue that does not grow",
-        False: f"does not keep up (its queue grows by {digits(growth)} requests each second)",
+        False: f"does not keep up (its queue grows by {_a_second(digits(growth))})",
     }[view.keeps_up]
 
 
@@ -128,7 +128,7 @@ def _load(view: RunView) -> str:
     workload, rate = view.summary["config"]["workload"], _rate(view)
     if workload.get("concurrency"):
         return f"With {workload['concurrency']:,} clients, each waiting for its answer before it asks again"
-    return "For this workload" if rate is None else f"At {rate} requests a second"
+    return "For this workload" if rate is None else f"At {_a_second(rate)}"
 
 
 def _rate(view: RunView) -> str | None:
@@ -139,13 +139,17 @@ def _rate(view: RunView) -> str | None:
     return digits((len(table) - 1) / span_s) if span_s > 0 and not closed else None
 
 
+def _a_second(rate: str) -> str:
+    return f"{rate} {'request' if rate == '1' else 'requests'} a second"
+
+
 def _workload(view: RunView) -> str:
     """Where the requests come from, and their rate and lengths as they were in this run."""
     workload, table, rate = view.summary["config"]["workload"], view.requests, _rate(view)
     origin = next((f"{kind} {workload[kind]}" for kind in ("trace", "profile") if workload.get(kind)), "generated")
     arrivals = {None: "", "closed-loop": ""}.get(workload.get("generator"), f", {workload.get('generator')} arrivals")
     load = f"{workload['concurrency']:,} clients, each with one request" if workload.get("concurrency") else ""
-    parts = [f"{origin}{arrivals}", load or (f"{rate} requests a second" if rate else "")]
+    parts = [f"{origin}{arrivals}", load or (_a_second(rate) if rate else "")]
     for column, words in (("prompt_tokens", "prompts"), ("output_tokens", "answers")):
         lengths = table[column] if column == "prompt_tokens" else table[column][table["outcome"] == "finished"]
         if len(lengths):
@@ -293,6 +297,6 @@ def _keeps_up(view: RunView) -> str:
     if verdict["stable"]:
         return "yes: the queue does not grow over the second half of the run"
     return (
-        f"no: its queue grows by {digits(verdict['queue_slope_per_s'])} requests a second, so that the latencies below"
+        f"no: its queue grows by {_a_second(digits(verdict['queue_slope_per_s']))}, so that the latencies below"
         " grow with the length of the run"
     )

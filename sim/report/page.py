@@ -55,8 +55,7 @@ _INTERVALS = (
     " not keep up."
 )
 
-
-_UNIT = re.compile(r"(\d) (s|ms|%|GB|MB)(?!\w)")
+_UNIT = re.compile(r"(?<=\d) (?=(?:s|ms|%|GB|MB)(?!\w))|(?<=[<>]) (?=-?\d)")
 
 
 class Chart(NamedTuple):
@@ -120,7 +119,7 @@ def page(views: Sequence[RunView], *, paired: bool = True, notices: Sequence[str
 
 def _glued(value: object) -> object:
     """Numbers stay in one line with their units, in all text but what is escaped already: scripts and run.toml."""
-    return _UNIT.sub("\\1\u00a0\\2", value) if type(value) is str else value
+    return _UNIT.sub("\u00a0", value) if type(value) is str else value
 
 
 def _plotly_js() -> str:
@@ -323,7 +322,9 @@ def _distributions_note(views: Sequence[RunView]) -> str:
 
 
 def _bound_note(views: Sequence[RunView]) -> str:
-    ahead = [view.label for view in views if view.keeps_up]
+    counts = [view.summary["requests"] for view in views]
+    served = [of["finished"] >= 0.99 * of["offered"] for of in counts]
+    ahead = [view.label for view, all_of_them in zip(views, served, strict=True) if view.keeps_up and all_of_them]
     whose = "" if len(views) == 1 else f" by {', '.join(ahead)}"
     idle = f" The tokens made{whose} are all that the requests asked for: more load would bring more." if ahead else ""
     return (
