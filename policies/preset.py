@@ -66,7 +66,7 @@ class Preset(NamedTuple):
     defaults: Mapping[str, Value | Rule]
     fixed: Mapping[str, Value] = MappingProxyType({})
     chunked_policy: str | None = None
-    delivery: Literal["step", "batch_end"] = "step"
+    delivery: Literal["step", "every_k", "batch_end"] = "step"
     blocks: Literal["paged", "whole", "reserved", "slot", "token", "cell", "radix"] = "paged"
     null_block: bool = False
     unhashed_first: bool = False

@@ -20,6 +20,7 @@ _BLOCKS = {
 }
 _DELIVERY = {
     "step": "each token at the end of its step",
+    "every_k": "the tokens of num_scheduler_steps decode steps together, at the end of the last one",
     "batch_end": "all answers of a batch together, when its last request ends",
 }
 _POOL = 500

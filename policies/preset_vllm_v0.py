@@ -16,6 +16,9 @@ def _whole_tokens(values: Mapping[str, Value], card: Card | None) -> Value:
     return max(int(values["max_model_len"]), 2_048)
 
 
+_WHOLE_BUDGET = Rule("max(max_model_len, 2048)", _whole_tokens)
+
+
 def _tokens(values: Mapping[str, Value], card: Card | None) -> Value:
     return 512 if values["enable_chunked_prefill"] else _whole_tokens(values, card)
 
@@ -56,6 +59,14 @@ _PRIORITY = (
     " the head of the queue fits, then sorts the queue; the head starts in the next step",
     "with chunked prefill priorities have no effect",
 )
+_MULTI_STEP = (
+    "num_scheduler_steps decode steps a plan; arrivals, ends and aborts are seen when all of them have run, and the"
+    " tokens of all come together then (as with --multi-step-stream-outputs False)",
+    "a decode plan takes the blocks for all its steps at once (lookahead slots); a request asks for as many free blocks"
+    " as it touches, those with its tokens of the last plan included, even if it has them",
+    "a request that stops within a plan keeps its blocks and its share of the steps' time to the end",
+    "the host's time is paid once a plan",
+)
 _PADDED = (
     "a prefill step is charged with its prompts times the longest; at most max_paddings tokens of it are padding",
     "a pass that only drops requests is a step in which decodes wait",
@@ -64,6 +75,12 @@ _PADDED = (
 _LEFT_OUT = (
     "beam search and n > 1, delay_factor, the prefix cache",
     "asynchronous output processing (outputs lag one step on CUDA)",
+)
+_LEFT_OUT_MULTI_STEP = (
+    *_LEFT_OUT,
+    "token-by-token streaming within a plan (--multi-step-stream-outputs True, the default of 0.6.3)",
+    "chunked prefill and priorities together with several steps a plan",
+    "what the host does between the steps of a plan",
 )
 _LEFT_OUT_027 = (
     "beam search and n > 1, the prefix cache",
@@ -114,6 +131,24 @@ def _v063(name: str, summary: str, *modelled: str, chunked: bool = False, policy
     )
 
 
+def _multi_step() -> Preset:
+    base = _v063("vllm-0.6-multi-step", "paged KV, ten decode steps a plan, whose tokens come together")
+    defaults = {key: value for key, value in base.defaults.items() if key != "enable_chunked_prefill"}
+    return base._replace(
+        source="vllm 0.6.3.post1, vllm/core/scheduler.py, vllm/core/block/block_table.py,"
+        " vllm/worker/multi_step_model_runner.py; no recordings with several steps a plan",
+        policy="policies.systems.multi_step:MultiStep",
+        chunked_policy=None,
+        delivery="every_k",
+        defaults=MappingProxyType(
+            {**defaults, "max_num_batched_tokens": _WHOLE_BUDGET, "num_scheduler_steps": 10}
+        ),
+        modelled=(_PREFILL_FIRST, _MODELLED[0], *_MULTI_STEP),
+        left_out=_LEFT_OUT_MULTI_STEP,
+        guarded=(_EXHAUSTED, _SWAPPED_FOR_EVER),
+    )
+
+
 def _v027(name: str, summary: str, mode: str) -> Preset:
     return Preset(
         name=name,
@@ -124,7 +159,7 @@ def _v027(name: str, summary: str, mode: str) -> Preset:
         policy="policies.systems.paged_027:Paged027",
         defaults=MappingProxyType(
             {
-                "max_num_batched_tokens": Rule("max(max_model_len, 2048)", _whole_tokens),
+                "max_num_batched_tokens": _WHOLE_BUDGET,
                 **_DEFAULTS,
                 "preemption_mode": mode,
                 "max_paddings": 256,
@@ -155,6 +190,7 @@ VLLM_V0 = (
         *(_PREFILL_FIRST, *_MODELLED, *_PRIORITY),
         policy="paged_priority:PagedPriority",
     ),
+    _multi_step(),
     _v027("vllm-0.2.7", "paged KV, padded prefill before decode steps, recompute", "recompute"),
     _v027("vllm-0.2.7-swap", "paged KV, padded prefill before decode steps, swap to host memory", "swap"),
 )

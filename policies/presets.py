@@ -34,7 +34,7 @@ _NOT_OF_A_POLICY = frozenset({"preset", "policy", "vllm_args", "num_gpu_blocks",
 _COUNTS = frozenset(
     {
         *("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size"),
-        *("max_batch_prefill_tokens", "max_concurrent_requests"),
+        *("max_batch_prefill_tokens", "max_concurrent_requests", "num_scheduler_steps"),
     }
 )
 _CHUNK_SCHEDULE = ("low_chunk_size", "chunk_schedule_max_tokens", "chunk_schedule_stages")
@@ -133,7 +133,7 @@ class Parameters(NamedTuple):
         return int(self.values.get("block_size", POOL_BLOCK_SIZE))
 
     @property
-    def delivery(self) -> Literal["step", "batch_end"]:
+    def delivery(self) -> Literal["step", "every_k", "batch_end"]:
         """When clients get their answers."""
         return self.preset.delivery
 

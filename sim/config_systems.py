@@ -15,6 +15,9 @@ class SystemKeys(Section):
 
     _table = "engine"
 
+    num_scheduler_steps: int | None = key(
+        _count, "Decode steps that are planned at once and whose tokens come together (vLLM 0.6).", default=None
+    )
     max_batch_prefill_tokens: int | None = key(_count, "Most prompt tokens that start in a step (TGI).", default=None)
     max_batch_total_tokens: int | None = key(
         _size, "Most tokens that running requests may grow to; 0 takes all of the KV pool (TGI).", default=None

@@ -77,7 +77,7 @@ def _read(name: str, values: list[str]) -> tuple[str, Value]:
     if name not in known:
         positive = name.removeprefix("no-")
         if name == positive or positive not in known:
-            hint = closest(f"--{name}", [f"--{other}" for other in known])
+            hint = closest(name, known).replace("mean '", "mean '--")
             raise ConfigError(f"--{name}: no argument of vLLM that is known here{hint}")
         if not values or values == ["true"]:
             return positive, False
@@ -97,4 +97,8 @@ _SWITCHES = """
     disable-log-requests disable-log-stats use-v2-block-manager
 """
 _PLAIN_SWITCHES = frozenset(_SWITCHES.split())
-_MAY_STAND_ALONE = HARMLESS | UNTIMED | {"async-scheduling", "enable-lora", "enable-expert-parallel", "enable-dbo"}
+_MAY_STAND_ALONE = (
+    HARMLESS
+    | UNTIMED
+    | {"async-scheduling", "enable-lora", "enable-expert-parallel", "enable-dbo", "multi-step-stream-outputs"}
+)

@@ -40,7 +40,8 @@ def take_facts(tables: Tables, engine_log: str | None, metrics_page: str | None)
     if arguments is not None:
         if not isinstance(arguments, str):
             raise ConfigError(f"engine.vllm_args = {toml_value(arguments)}: give a text")
-        for name, value in parse_command(arguments):
+        # A variant of the preset first: it decides what the others mean.
+        for name, value in sorted(parse_command(arguments), key=lambda pair: pair[0] != "num-scheduler-steps"):
             facts.add(Found(name, value, f"{_ARGS} {_shown(name, value)}"), strict=True)
         facts.end_source()
     if metrics_page is not None:
@@ -194,7 +195,7 @@ class _Facts:
             if key == "model.name" and "config" in table:
                 continue
             own = table.get(name)
-            variant = key == "engine.preset" and str(value) == f"{own}-priority"
+            variant = key == "engine.preset" and value in (f"{own}-priority", f"{own}-multi-step")
             if own is None or variant:
                 table[name] = value
                 taken.append(f"{key} = {toml_value(value)} ({where})")

@@ -50,6 +50,11 @@ def meaning_of(name: str, value: Value, preset: Preset) -> Meaning | None:
         return IGNORED if value is None or str(value) in accepted else Meaning(refused=what)
     if name == "scheduling-policy":
         return _order(value, preset)
+    if name == "num-scheduler-steps":
+        return _steps(value, preset)
+    if name == "multi-step-stream-outputs":
+        together = "num_scheduler_steps" in preset.defaults and value is not None and _switch(name, value)
+        return Meaning(refused="the tokens of the steps of a plan come together here") if together else IGNORED
     if name in SWITCHES:
         return IGNORED if value is None else _for(preset, SWITCHES[name], _switch(name, value))
     if name not in VALUES:
@@ -66,7 +71,7 @@ def meaning_of(name: str, value: Value, preset: Preset) -> Meaning | None:
 
 def known_names() -> list[str]:
     """Every argument that has a meaning here."""
-    return [*VALUES, *SWITCHES, *ONLY, *NOT_MODELLED, *UNTIMED, *HARMLESS, "scheduling-policy"]
+    return [*VALUES, *SWITCHES, *ONLY, *NOT_MODELLED, *UNTIMED, *HARMLESS, *PER_PRESET]
 
 
 def _for(preset: Preset, key: str, value: object) -> Meaning:
@@ -95,6 +100,22 @@ def _order(value: Value, preset: Preset) -> Meaning:
     if name in PRESETS:
         return Meaning({"engine.preset": name})
     return Meaning(refused=f"preset {preset.name} has no variant by priority")
+
+
+def _steps(value: Value, preset: Preset) -> Meaning:
+    """Steps on one plan; more than one make another variant of the preset."""
+    if value is None:
+        return IGNORED
+    try:
+        steps = int(str(value))
+    except ValueError:
+        raise ConfigError(f"--num-scheduler-steps {value}: is no value that it takes here; give a count") from None
+    name = f"{preset.name}-multi-step"
+    if "num_scheduler_steps" in preset.defaults:
+        return Meaning({"engine.num_scheduler_steps": steps})
+    if name not in PRESETS:
+        return _for(preset, "engine.num_scheduler_steps", steps) if steps != 1 else IGNORED
+    return Meaning({"engine.preset": name, "engine.num_scheduler_steps": steps}) if steps != 1 else IGNORED
 
 
 def _switch(name: str, value: Value) -> bool:
@@ -172,7 +193,6 @@ ONLY: Mapping[str, tuple[tuple[str, ...], str]] = {
     "data-parallel-size": (("1",), "one engine is simulated, not several"),
     "decode-context-parallel-size": (("1",), "context parallelism is not modelled"),
     "prefill-context-parallel-size": (("1",), "context parallelism is not modelled"),
-    "num-scheduler-steps": (("1",), "multi-step scheduling is not modelled"),
     "stream-interval": (("1",), "tokens are delivered one by one here"),
     "max-num-partial-prefills": (("1",), "several partial prefills at a time are not modelled"),
     "max-long-partial-prefills": (("1",), "several partial prefills at a time are not modelled"),
@@ -238,13 +258,16 @@ _HARMLESS = """
     enable-layerwise-nvtx-tracing enable-logging-iteration-details prefix-caching-hash-algo calculate-kv-scales
     quantization-param-path rope-scaling rope-theta additional-config enable-sleep-mode disable-sliding-window
     enable-prompt-embeds enable-prompt-adapter max-loras max-lora-rank lora-extra-vocab-size lora-dtype
-    long-lora-scaling-factors fully-sharded-loras max-cpu-loras multi-step-stream-outputs
+    long-lora-scaling-factors fully-sharded-loras max-cpu-loras
     disable-hybrid-kv-cache-manager kv-events-config default-chat-template-kwargs safetensors-load-strategy
     node-rank nnodes master-addr master-port max-prompt-adapters max-prompt-adapter-token request-logger
     shutdown-timeout profiler-config data-parallel-backend
 """
 HARMLESS = frozenset(_HARMLESS.split())
 """Arguments that change neither decisions nor the time of a step."""
+
+PER_PRESET = ("scheduling-policy", "num-scheduler-steps", "multi-step-stream-outputs")
+"""Arguments that mean something else to each preset."""
 
 ALIASES = {
     "tp": "tensor-parallel-size",

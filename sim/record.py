@@ -81,7 +81,8 @@ class RunWriter:
         self.memory = MemorySink(level) if keep and folder is None else None
         self.digest: DigestSink | None = None
         if keep or (folder is not None and record == "requests"):
-            terms = StepTerms(setup.costs, setup.shape, kv.block_size)
+            in_groups = setup.policy.num_scheduler_steps > 1
+            terms = StepTerms(setup.costs, setup.shape, kv.block_size, in_groups=in_groups)
             self.digest = DigestSink(num_gpu_blocks=kv.num_blocks, split=terms, delivery=delivery)
         kept = [sink for sink in (self.memory, self.digest) if sink is not None]
         self._recorder = Recorder(

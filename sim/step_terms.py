@@ -24,12 +24,14 @@ class StepTerms:
     Terms that depend on counts alone are asked for once for each pair of tokens and rows. Decode attention is a line
     in the context, up to the next knot, where the record begins another row. What is left of a step with prompts is the
     attention of these prompts, of any other step what unequal contexts add and what lifts it to the hardware's floor.
-    ``linear`` of a group of GPUs has its communication with it.
+    ``linear`` of a group of GPUs has its communication with it. Where an engine plans several steps at once, the first
+    of them has the time of all and the host's: the others, ``in_groups``, take theirs back from its ``other``.
     """
 
     names = ("linear", "decode_attention", "prefill_attention", "head", "host", "swap", "other")
 
-    def __init__(self, costs: CostModel, shape: ModelShape, block_size: int) -> None:
+    def __init__(self, costs: CostModel, shape: ModelShape, block_size: int, *, in_groups: bool = False) -> None:
+        self._in_groups = in_groups
         self._costs, self._floor = costs, costs.floor
         self._pieces, self._block_bytes = shape.swap_pieces_per_block(), shape.block_bytes(block_size)
         self._known: dict[tuple[int, int, int], tuple[float, ...]] = {}
@@ -47,11 +49,17 @@ class StepTerms:
         context = numbers["sum_context"][row] + steps.index * numbers["num_seqs"][row]
         attention_s = base_s + slope_s * context
         swap_s = np.where(steps.index == 0, self._swap_s(numbers["moved_bytes"])[row], 0.0)
+        took_s = steps.end_s - steps.start_s
+        if self._in_groups:
+            follows = (took_s == 0.0) & (numbers["num_seqs"][row] > 0)
+            host_s = np.where(follows, 0.0, host_s)
         known_s = linear_s + attention_s + head_s + host_s + swap_s
-        rest_s = (steps.end_s - steps.start_s) - known_s
+        rest_s = took_s - known_s
         prompts = numbers["chunk_tokens"][row] > 0
         prefill_s, other_s = np.where(prompts, rest_s, 0.0), np.where(prompts, 0.0, rest_s)
         terms: Floats = np.maximum([linear_s, attention_s, prefill_s, head_s, host_s, swap_s, other_s], 0.0)
+        if self._in_groups:
+            terms[-1, follows] = other_s[follows]
         return terms
 
     def floor_s(self, part: StepTable, steps: Expanded) -> Floats:

@@ -25,6 +25,7 @@ from typing import Any
 from policies.conformance.decisions import DecisionWriter, Line
 from policies.core.engine import Engine
 from policies.core.errors import RunError
+from policies.core.groups import run_rest
 from policies.core.plan import Finish, Idle, StepPlan, StepResult
 from policies.core.protocols import Policy
 from policies.core.request import Request, Segments, Slo
@@ -114,6 +115,7 @@ class _World:
             done = self.in_flight.popleft()
             finished = self.calendar.complete(done, 1, self.in_flight)
             self.engine.complete(StepResult(done.step, t, t + 1, finished=finished))
+            run_rest(self.engine, self.calendar, done, t + 1)
             self.policy.kv.check()
         return t
 

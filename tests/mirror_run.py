@@ -69,7 +69,7 @@ class MirrorRun(ScriptRun):
         ends = {chunk.id: chunk.start + chunk.num_tokens for chunk in plan.chunks}
         for key, table in self.mirror.tables.items():
             row = self.mirror.rows[key]
-            tokens = row.computed + 1 if key in decodes else ends.get(key, row.computed)
+            tokens = row.computed + self.policy.num_scheduler_steps if key in decodes else ends.get(key, row.computed)
             if self.variant.blocks == "prompts" and key not in self.mirror.decoding:
                 tokens = row.known
             needed = -(-tokens // self.mirror.block_size)

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import ceil
 
 from policies.core.engine import Engine
+from policies.core.groups import run_rest
 from policies.core.plan import BatchRow, Chunk, Decode, Finish, Idle, StepPlan, StepResult
 from policies.core.protocols import Policy
 from policies.core.request import Request
@@ -94,7 +95,8 @@ class Stepper:
         finished = self.calendar.complete(plan, 1)
         self.time += 1
         now = float(self.time)
-        answers = self.engine.complete(StepResult(plan.step, now - 1.0, now, finished=finished))
+        answers = [*self.engine.complete(StepResult(plan.step, now - 1.0, now, finished=finished))]
+        answers += run_rest(self.engine, self.calendar, plan, now)
         self.policy.kv.check()
         return f"{line} {','.join([*rejected, *_answers(answers)]) or '-'} {plan.limited_by}"
 

@@ -125,7 +125,9 @@ def conformed(name: str, *arguments: object) -> None:
     assert replayed == (0, f"simulated-{name} {steps}/{steps}\n", "")
 
 
-@pytest.mark.parametrize("policy", ["vllm-0.11", "vllm-0.6", "vllm-0.6-chunked", "vllm-0.6-swap"])
+@pytest.mark.parametrize(
+    "policy", ["vllm-0.11", "vllm-0.6", "vllm-0.6-chunked", "vllm-0.6-swap", "vllm-0.6-multi-step"]
+)
 @pytest.mark.parametrize(
     "more",
     [

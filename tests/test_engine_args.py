@@ -13,7 +13,17 @@ from policies.core.errors import ConfigError
 from policies.presets import presets
 from sim.config import RunConfig, load_config
 from sim.engine_args import parse_command
-from sim.engine_flags import HARMLESS, NOT_MODELLED, ONLY, SWITCHES, UNTIMED, VALUES, known_names, meaning_of
+from sim.engine_flags import (
+    HARMLESS,
+    NOT_MODELLED,
+    ONLY,
+    PER_PRESET,
+    SWITCHES,
+    UNTIMED,
+    VALUES,
+    known_names,
+    meaning_of,
+)
 from tests.command import batchscope, chat, message_of
 
 WORKLOAD = {"trace": "own.csv"}
@@ -57,6 +67,12 @@ def said(arguments: str, *overrides: str, **flags: object) -> str:
         ("--scheduling-policy priority", "vllm-0.11", {"preset": "vllm-0.11-priority"}),
         ("--scheduling-policy priority", "vllm-0.11-priority", {"preset": "vllm-0.11-priority"}),
         ("--scheduling-policy fcfs", "vllm-0.11", {"preset": "vllm-0.11"}),
+        ("--num-scheduler-steps 8 --multi-step-stream-outputs False", "vllm-0.6",
+         {"preset": "vllm-0.6-multi-step", "num_scheduler_steps": 8}),
+        ("--num-scheduler-steps 8", "vllm-0.6-multi-step",
+         {"preset": "vllm-0.6-multi-step", "num_scheduler_steps": 8}),
+        ("--num-scheduler-steps 1 --multi-step-stream-outputs", "vllm-0.6",
+         {"preset": "vllm-0.6", "num_scheduler_steps": None}),
         ("--swap-space 4 --preemption-mode swap", "vllm-0.11", {"swap_space_bytes": None, "preemption_mode": None}),
         ("--no-enable-prefix-caching", "vllm-0.6", {"enable_prefix_caching": None}),
         ("VLLM_X=1 /opt/vllm serve meta-llama/Llama-2-7b-hf --max-num-seqs \\\n 9", "vllm-0.11", {"max_num_seqs": 9}),
@@ -124,6 +140,7 @@ def test_a_model_that_the_catalog_lacks_is_said() -> None:
     ("arguments", "message"),
     [
         ("--max-num-seq 3", "--max-num-seq: no argument of vLLM that is known here; did you mean '--max-num-seqs'?"),
+        ("--foo 3", "--foo: no argument of vLLM that is known here"),
         ("--no-max-num-seqs 3", "--no-max-num-seqs 3: is a switch; leave the value out"),
         ("--max-num-seqs", "--max-num-seqs: needs a value"),
         ("--max-num-seqs many", "--max-num-seqs many: is no value that it takes here; give engine.max_num_seqs"),
@@ -160,6 +177,16 @@ def test_what_is_refused(arguments: str, message: str) -> None:
          "--scheduling-policy fcfs: preset vllm-0.11-priority serves by priority"),
         ("--scheduling-policy priority", "vllm-0.2.7",
          "--scheduling-policy priority: preset vllm-0.2.7 has no variant by priority"),
+        ("--num-scheduler-steps 8", "vllm-0.11",
+         "--num-scheduler-steps 8: preset vllm-0.11 does not model it; presets that have it: vllm-0.6-multi-step"),
+        ("--num-scheduler-steps many", "vllm-0.6",
+         "--num-scheduler-steps many: is no value that it takes here; give a count"),
+        ("--multi-step-stream-outputs true --num-scheduler-steps 8", "vllm-0.6",
+         "--multi-step-stream-outputs: the tokens of the steps of a plan come together here"),
+        ("--num-scheduler-steps 8 --enable-chunked-prefill", "vllm-0.6",
+         "--enable-chunked-prefill: preset vllm-0.6-multi-step does not model it; presets that have it: "
+         "vllm-0.11, vllm-0.11-priority, vllm-0.33, vllm-0.33-priority, vllm-0.33-async, vllm-0.6, vllm-0.6-chunked, "
+         "vllm-0.6-swap, vllm-0.6-priority"),
         ("--max-num-seqs 3", "sglang-0.4.9",
          "engine.preset = 'sglang-0.4.9': is SGLang's; arguments, logs and pages of vLLM are for presets of vLLM, such "
          "as vllm-0.11"),
@@ -184,7 +211,7 @@ def test_an_unknown_preset_is_refused_as_ever() -> None:
 
 
 def test_no_argument_has_two_meanings() -> None:
-    groups: list[Any] = [VALUES, SWITCHES, ONLY, NOT_MODELLED, UNTIMED, HARMLESS, ["scheduling-policy"]]
+    groups: list[Any] = [VALUES, SWITCHES, ONLY, NOT_MODELLED, UNTIMED, HARMLESS, PER_PRESET]
     names = [name for group in groups for name in group]
     assert len(names) == len(set(names))
 
@@ -193,7 +220,7 @@ def test_no_argument_has_two_meanings() -> None:
     "preset", [preset for preset in presets() if preset.system == "vLLM"], ids=lambda p: str(p.name)
 )
 def test_every_argument_means_something_to_every_preset(preset: Any) -> None:
-    for name in [*VALUES, *SWITCHES, *ONLY, *NOT_MODELLED, *UNTIMED, *HARMLESS, "scheduling-policy"]:
+    for name in [*VALUES, *SWITCHES, *ONLY, *NOT_MODELLED, *UNTIMED, *HARMLESS, *PER_PRESET]:
         assert meaning_of(name, None, preset) is not None
 
 

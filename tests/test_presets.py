@@ -22,6 +22,7 @@ from policies.presets import (
     presets,
     resolve,
 )
+from policies.systems.multi_step import MultiStep
 from policies.systems.orca import Orca
 from policies.systems.paged import Paged
 from policies.systems.paged_027 import Paged027
@@ -66,7 +67,8 @@ def test_names() -> None:
     assert NAMES == [
         "vllm-0.11", "vllm-0.11-priority", "vllm-0.33", "vllm-0.33-priority",
         "vllm-0.33-async", "vllm-0.6", "vllm-0.6-chunked",
-        "vllm-0.6-swap", "vllm-0.6-priority", "vllm-0.2.7", "vllm-0.2.7-swap", "orca-max", "orca-pow2", "orca-oracle",
+        "vllm-0.6-swap", "vllm-0.6-priority", "vllm-0.6-multi-step", "vllm-0.2.7", "vllm-0.2.7-swap",
+        "orca-max", "orca-pow2", "orca-oracle",
         "ft-static", "ft-static-early-return", "hf-static", "fastgen-8abdd98", "ray-serve-batch-2.40",
         "ray-serve-batch-2.60", "triton-dynamic",
         "sglang-0.4.9", "sglang-0.4.9-overlap", "sglang-0.4.9-lpm", "sglang-0.4.9-dfs-weight", "sglang-0.4.9-mixed",
@@ -168,7 +170,8 @@ def test_static_on_an_a100_has_28_slots() -> None:
         ("vllm-0.11", TokenBudget), ("vllm-0.11-priority", PriorityTokenBudget), ("vllm-0.33", TokenBudget033),
         ("vllm-0.33-priority", TokenBudget033), ("vllm-0.6-priority", PagedPriority), ("vllm-0.2.7", Paged027),
         ("vllm-0.2.7-swap", Paged027), ("vllm-0.6", Paged), ("vllm-0.6-chunked", PagedChunked),
-        ("vllm-0.6-swap", Paged), ("orca-max", Orca), ("orca-pow2", Orca), ("orca-oracle", Orca),
+        ("vllm-0.6-swap", Paged), ("vllm-0.6-multi-step", MultiStep),
+        ("orca-max", Orca), ("orca-pow2", Orca), ("orca-oracle", Orca),
         ("ft-static", Static), ("ft-static-early-return", Static), ("fastgen-8abdd98", SplitFuse),
         ("ray-serve-batch-2.40", RayServeBatch), ("ray-serve-batch-2.60", RayServeBatch),
         ("triton-dynamic", TritonDynamic), ("tgi-1.4", Tgi),
@@ -505,8 +508,9 @@ def test_the_allowed_orders_of_sglang_are_the_policys() -> None:
 
 def test_a_beginning_lists_what_begins_so_newest_first() -> None:
     begun = (
-        "those that begin so, newest first: vllm-0.33, vllm-0.33-priority, vllm-0.33-async, vllm-0.11, vllm-0.11-priority, vllm-0.6,"
-        " vllm-0.6-chunked, vllm-0.6-swap, vllm-0.6-priority, vllm-0.2.7, vllm-0.2.7-swap"
+        "those that begin so, newest first: vllm-0.33, vllm-0.33-priority, vllm-0.33-async, vllm-0.11,"
+        " vllm-0.11-priority, vllm-0.6, vllm-0.6-chunked, vllm-0.6-swap, vllm-0.6-priority,"
+        " vllm-0.6-multi-step, vllm-0.2.7, vllm-0.2.7-swap"
     )
     with pytest.raises(CatalogError, match=f"^engine.policy = 'vllm': neither .*; {begun}$"):
         choose("vllm-0.11", "vllm")

@@ -35,7 +35,8 @@ def test_a_group_talks_twice_a_layer() -> None:
     assert costs.parts(64, 64, 0, 0)["all_reduce"] == pytest.approx(160 * costs.all_reduce.at(64 * 8192 * 2))
 
 
-def test_the_terms_of_recorded_steps_add_up_to_their_time(tmp_path: Path) -> None:
+@pytest.mark.parametrize("policy", ["vllm-0.6", "vllm-0.6-multi-step"])
+def test_the_terms_of_recorded_steps_add_up_to_their_time(policy: str, tmp_path: Path) -> None:
     keys = (
         "workload.generator=poisson",
         "workload.rate_per_s=4",
@@ -43,11 +44,12 @@ def test_the_terms_of_recorded_steps_add_up_to_their_time(tmp_path: Path) -> Non
         'workload.prompt={dist="uniform", low=100, high=900}',
         'workload.output={dist="uniform", low=100, high=400}',
     )
-    simulate(policy="vllm-0.6", out=tmp_path / "run", overrides=keys)
+    simulate(policy=policy, out=tmp_path / "run", overrides=keys)
     digest = json.loads((tmp_path / "run" / "digest.json").read_text())
     rows = digest["bins"]["sums"].items()
     sums = {name.removeprefix("term."): sum(values) for name, values in rows if name.startswith("term.")}
     assert set(sums) == set(StepTerms.names)
+    assert sum(sums.values()) == pytest.approx(sum(digest["bins"]["sums"]["step_s"]), rel=1e-3)
     assert sums["decode_attention"] > 0
     assert sums["host"] > 0
     assert sums["other"] < 0.03 * sum(sums.values())  # unequal contexts, and what lifts steps to the floor

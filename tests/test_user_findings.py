@@ -7,17 +7,24 @@ from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
+from numpy.typing import NDArray
 
+from policies.presets import preset as preset_of
 from tests.perf.findings import (
     SEQS,
     Figures,
     chunked,
     closed_loop_and_waves,
+    lone_request,
     max_num_seqs,
+    multi_step,
     tensorrt,
     watermark,
 )
+from traces.record.read import expand_steps
 
 series = cache(watermark)
 
@@ -113,3 +120,34 @@ def test_more_rows_start_sooner_and_run_slower_at_the_same_throughput() -> None:
         assert more["ttft_mean_ms"] < fewer["ttft_mean_ms"]
         assert more["tpot_mean_ms"] > fewer["tpot_mean_ms"]
         assert more["req_s"] == pytest.approx(fewer["req_s"], rel=0.01)
+
+
+def test_an_engine_that_plans_ten_steps_at_once_streams_ten_tokens_at_once() -> None:
+    """Of 200 gaps 180 are none, and the others last as long as ten steps, less what the host takes in nine of them."""
+    single, ten = (expand_steps(lone_request(steps).steps) for steps in (1, 10))
+    host = preset_of("vllm-0.6-multi-step").host
+    assert host is not None
+    steps_s = _gaps_s(single).reshape(20, 10).sum(axis=1)
+    gaps_s = _gaps_s(ten).reshape(20, 10)
+    assert gaps_s[:, 0] == pytest.approx(steps_s - 9 * (host.base_s + host.per_seq_s))
+    assert not gaps_s[:, 1:].any()
+    summary = lone_request(10).summary
+    assert (summary["itl_s"]["n"], summary["itl_s"]["p50"]) == (200, 0.0)
+
+
+def _gaps_s(steps: pd.DataFrame) -> NDArray[np.float64]:
+    """How long each decode step of a lone request lasted."""
+    decodes = steps[steps["emitting"] > 0]
+    gaps_s: NDArray[np.float64] = (decodes["end_s"] - decodes["start_s"]).to_numpy()
+    return gaps_s
+
+
+def test_ten_steps_a_plan_make_more_tokens_where_the_host_takes_time() -> None:
+    one, ten = multi_step(1), multi_step(10)
+    assert ten["output_tok_s"] > 1.15 * one["output_tok_s"]
+    assert ten["tpot_p99_ms"] < one["tpot_p99_ms"]
+    assert ten["itl_p99_ms"] > 4 * one["itl_p99_ms"]
+    assert ten["ttft_p50_ms"] > 1.5 * one["ttft_p50_ms"]  # a prompt waits for the end of a plan
+    assert 0.0 == one["slot_waste"] < ten["slot_waste"] < 0.05
+    bare_one, bare_ten = (multi_step(steps, host=False)["output_tok_s"] for steps in (1, 10))
+    assert bare_ten == pytest.approx(bare_one, rel=0.03)

@@ -111,6 +111,9 @@ def _variants() -> list[Variant]:
     for name in ("vllm-0.11-priority", "vllm-0.33-priority"):
         found.append(Variant(name, name, "chunks", {"enable_prefix_caching": False}))
     found.append(Variant("vllm-0.6-priority", "vllm-0.6-priority", "prompts"))
+    for steps, mode in ((10, "recompute"), (3, "swap"), (4, "auto")):
+        options: Mapping[str, object] = {"num_scheduler_steps": steps, "preemption_mode": mode}
+        found.append(Variant(f"v0-multi-step-{mode}", "vllm-0.6-multi-step", "prompts", options))
     found.append(Variant("vllm-0.2.7", "vllm-0.2.7", "prompts"))
     found.append(Variant("vllm-0.2.7-swap", "vllm-0.2.7-swap", "prompts"))
     for mode in ("recompute", "swap", "auto"):

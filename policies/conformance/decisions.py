@@ -44,9 +44,10 @@ class DecisionWriter:
     """A step observer that writes decisions; the comparison with recorded logs reads the same lines.
 
     It asks the policy for its batch order and queues, O(batch) a step, and needs a plan for every step: no
-    step may be skipped or carried on. ``t`` is the number of the next step; whoever drives may set it.
-    Where the policy schedules ahead, a line holds a plan and the result of an earlier one, if one was due.
-    ``close`` writes the requests, whose output lengths are known only then, and the end.
+    step may be skipped or carried on, except in a group of ``num_scheduler_steps``, which is one line. ``t`` is
+    the number of the next line; whoever drives may set it. Where the policy schedules ahead, a line holds a plan
+    and the result of an earlier one, if one was due. ``close`` writes the requests, whose output lengths are known
+    only then, and the end.
     """
 
     def __init__(
@@ -68,6 +69,9 @@ class DecisionWriter:
         self._line: Line | None = None
         self._ahead: Line | None = None
         self._places: deque[dict[str, int]] = deque()
+        # Of a plan that decodes for several steps: those without a result, and who ended in the others.
+        self._steps_left = 0
+        self._finished: list[Finish] = []
         self._steps = self._preemptions = self._swap_outs = 0
         self._died = False
         self._write({"type": "config", "schema": SCHEMA, **config})
@@ -93,6 +97,8 @@ class DecisionWriter:
     def on_begin(self, plan: StepPlan, now_s: float, *, fresh: bool) -> None:
         """First half of a line: what was planned."""
         if not fresh:
+            if self._steps_left:
+                return
             raise ContractError("decisions need a plan for every step; this one carries a quiet run on")
         self._flush_ahead()
         line = self._line = self._begun(plan, self.t)
@@ -106,8 +112,15 @@ class DecisionWriter:
             raise ContractError(
                 f"decisions need one result for each plan; this one books {result.steps} steps"
             )
+        if not self._steps_left:
+            self._steps_left = self._policy.num_scheduler_steps if plan.num_seqs else 1
+        self._finished += result.finished
+        self._steps_left -= 1
+        if self._steps_left:
+            return
         place = self._places.popleft()
-        names = [self._name(finish.id) for finish in result.finished]
+        names = [self._name(finish.id) for finish in self._finished]
+        self._finished = []
         names.sort(key=lambda name: place.get(name, len(place)))
         line, self._line, self._ahead = self._line, None, None
         if line is not None:

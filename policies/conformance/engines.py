@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Literal, NamedTuple, cast, get_args
 
 from policies.conformance.log import DecisionLog
@@ -10,6 +11,7 @@ from policies.core.errors import ConfigError, LogError, closest
 from policies.core.kv import KvManager
 from policies.core.protocols import Policy
 from policies.core.radix_kv import RadixKv
+from policies.systems.multi_step import MultiStep
 from policies.systems.paged import PREEMPTION_MODES, Paged
 from policies.systems.paged_027 import Paged027
 from policies.systems.paged_chunked import PagedChunked
@@ -30,6 +32,7 @@ _VLLM = ("block_size", "num_blocks", "max_num_seqs", "max_num_batched_tokens", "
 _V1 = ("enable_chunked_prefill", "enable_prefix_caching", "long_prefill_token_threshold")
 _V1_033 = (*_V1, "reserve_full_isl", "watermark", "async_scheduling")
 _V0 = ("enable_chunked_prefill", "watermark", "num_cpu_blocks", "preemption_mode")
+_V0_063 = (*_V0, "num_scheduler_steps")
 _SARATHI = ("block_size", "num_blocks", "max_num_seqs", "max_model_len")
 _DYNAMIC = ("low_chunk_size", "high_chunk_size", "chunk_schedule_max_tokens", "chunk_schedule_stages")
 _SARATHI_TOO = ("chunk_size", "max_batched_tokens", "enable_dynamic_chunking_schedule", *_DYNAMIC)
@@ -142,8 +145,17 @@ def _vllm_v0(log: DecisionLog) -> Policy:
         log.setting("block_size", int),
         num_cpu_blocks=log.setting("num_cpu_blocks", int, 0),
     )
-    policy = Paged
-    if log.setting("enable_chunked_prefill", bool, False):
+    policy: Callable[..., Paged] = Paged
+    steps = log.setting("num_scheduler_steps", int, 1)
+    if steps > 1:
+        for name, plain, given in (
+            ("enable_chunked_prefill", False, log.setting("enable_chunked_prefill", bool, False)),
+            ("policy", "fcfs", log.setting("policy", str, "fcfs")),
+        ):
+            if given != plain:
+                raise ConfigError(f"'{name}' = {given!r} is not modelled together with 'num_scheduler_steps' = {steps}")
+        policy = partial(MultiStep, num_scheduler_steps=steps)
+    elif log.setting("enable_chunked_prefill", bool, False):
         policy = PagedChunked  # whatever the scheduling policy
     elif log.setting("policy", str, "fcfs") == "priority":
         policy = PagedPriority
@@ -279,7 +291,7 @@ def _ray(log: DecisionLog) -> Policy:
 _ENGINES: dict[str, _Engine] = {
     "vllm v1 0.11.2": _Engine(_VLLM, _V1, ("fcfs", "priority"), _vllm_v1),
     "vllm v1 0.33.0": _Engine(_VLLM, _V1_033, ("fcfs", "priority"), _vllm_033),
-    "vllm v0 0.6.3.post1": _Engine(_VLLM, _V0, ("fcfs", "priority"), _vllm_v0),
+    "vllm v0 0.6.3.post1": _Engine(_VLLM, _V0_063, ("fcfs", "priority"), _vllm_v0),
     "vllm v0 0.2.7": _Engine(_VLLM, ("max_paddings", *_V0[1:]), ("fcfs",), _vllm_027),
     "sarathi-serve 96f9911": _Engine(_SARATHI, _SARATHI_TOO, get_args(Scheduler), _sarathi),
     "vidur 7d47513": _Engine(_VIDUR, _VIDUR_TOO, ("sarathi", "vllm", "orca"), _vidur, "max_tokens"),

@@ -15,6 +15,7 @@ from policies.conformance.engines import build_policy, max_model_len
 from policies.conformance.log import DecisionLog, LoggedRequest, Object, read_log
 from policies.core.engine import Engine
 from policies.core.errors import ContractError, EngineDied, Stuck
+from policies.core.groups import run_rest
 from policies.core.plan import Idle, StepPlan, StepResult
 from policies.core.protocols import Policy
 from policies.core.stops import StopCalendar, stop_of
@@ -145,6 +146,7 @@ def _step(engine: Engine, calendar: StopCalendar, in_flight: deque[StepPlan], t:
         done = in_flight.popleft()
         finished = calendar.complete(done, 1, in_flight)
         engine.complete(StepResult(done.step, t, t + 1, finished=finished))
+        run_rest(engine, calendar, done, t + 1)
         engine.policy.kv.check()
 
 

@@ -22,6 +22,9 @@ class Engine:
     A policy whose engine schedules ahead (``policy.max_in_flight`` > 1) may be asked for the next plan before the
     last one is complete; results come in the order of the plans.
 
+    A policy whose engine runs several steps on one plan (``policy.num_scheduler_steps`` > 1) is carried on with
+    likewise until these steps are complete.
+
     ``deliver_at_batch_end`` holds answers back until nothing runs, as static batching does.
     """
 
@@ -97,7 +100,7 @@ class Engine:
         return plan
 
     def carry_on(self, now_s: float) -> Sequence[Grant]:
-        """Begin one more step of the quiet run that the last plan started; returns its grants."""
+        """Begin one more step of the quiet run, or of the group, that the last plan started; returns its grants."""
         if self._plan is None:
             raise ContractError("carry_on without a plan")
         self._in_flight.append(self._plan)

@@ -87,6 +87,12 @@ class Policy:
     """Plans that this engine makes before it knows the result of the first of them. With 2 it schedules one step
     ahead: results come one plan late, and rows that have left meanwhile get nothing from them."""
 
+    num_scheduler_steps = 1
+    """Decode steps that this engine runs on one plan, as one *group*. With more than 1 whoever drives it runs each plan
+    that decodes for that many steps (``carry_on``, ``skip``, ``complete``, whatever ``horizon`` says) before it hands
+    over what came in and plans again. A row that stops in a group makes nothing more in it, but costs what it did until
+    the group ends; clients have the tokens of a group when it ends, all at once."""
+
     tokens_past_length = 0
     """Tokens by which prompt and output together may exceed ``max_model_len``. With 1 a request stops when it has more
     than that many, which costs no memory: its last token is never computed."""

@@ -35,6 +35,7 @@ class CheckedPolicy(Policy):
         self.kv = policy.kv
         self.max_in_flight = policy.max_in_flight
         self.tokens_past_length = policy.tokens_past_length
+        self.num_scheduler_steps = policy.num_scheduler_steps
         self._file = file_of(type(policy), address)
         self._ledger = Ledger(self.kv.block_size, caches_prefixes=self.kv.caches_prefixes)
         self._num_plans = 0

@@ -197,6 +197,9 @@ class ScriptRun:
     # -- steps -------------------------------------------------------------------------------------------------------
 
     def _run_plan(self, plan: StepPlan, ticket: int) -> None:
+        if plan.num_seqs and self.policy.num_scheduler_steps > 1:
+            self._run_group(plan, ticket)
+            return
         steps = 1
         if plan.is_quiet:
             horizon, matter = self.policy.horizon()
@@ -219,6 +222,22 @@ class ScriptRun:
                 self._take_in()
                 self._jumped(1, self.engine.carry_on(float(self.time)))
                 self.log.met["carry_on"] += 1
+
+    def _run_group(self, plan: StepPlan, ticket: int) -> None:
+        """All steps of a plan, cut at random and where a row stops; what comes in waits."""
+        self._promised = _NO_PROMISE
+        self.log.grants[self.time] = plan.grants
+        end = self.time + self.policy.num_scheduler_steps
+        while True:
+            piece = 1
+            if self._chooser is not None:
+                piece = self._chooser.randint(1, min(end - self.time, self.calendar.steps_to_stop()))
+            self._run_piece(plan, ticket, piece)
+            ticket += piece
+            if self.time == end:
+                return
+            self.log.grants.setdefault(self.time, ())
+            self._jumped(1, self.engine.carry_on(float(self.time)))
 
     def _note(self, plan: StepPlan) -> None:
         met = self.log.met

@@ -131,6 +131,10 @@ class CostModel:
         base_s, per_seq_s = self.host
         return device_s + (base_s + per_seq_s * (num_seqs + len(chunks)))
 
+    def host_time_s(self, num_seqs: int) -> float:
+        """Seconds of the host's part of a step of that many sequences, which ``step_time_s`` includes."""
+        return self.host.at(num_seqs)
+
     def swap_time_s(self, num_bytes: int, pieces: int) -> float:
         """Seconds to move ``num_bytes`` of KV in ``pieces`` copies between GPU and host, one way."""
         return self.file.swap.at(num_bytes, pieces)

@@ -11,6 +11,7 @@ from policies.core.plan import Finish
 from sim.world.ahead import AheadReplica
 from sim.world.clients import Clients, OpenLoop, closed_loop
 from sim.world.clock import At, Clock
+from sim.world.groups import GroupCosts, GroupReplica
 from sim.world.replica import Counts, Replica, StepCosts, SwapLink
 from traces.workload.source import Workload
 
@@ -53,6 +54,8 @@ class World:
     ) -> None:
         self.clock = Clock()
         drives = AheadReplica if engine.policy.max_in_flight > 1 else Replica
+        if engine.policy.num_scheduler_steps > 1:
+            drives, costs = GroupReplica, GroupCosts(costs, engine.policy.num_scheduler_steps)
         self.replica = drives(
             self.clock, engine, costs, self._on_end, link=link or SwapLink(), skip_ahead=skip_ahead
         )

@@ -19,6 +19,7 @@ from sim import simulate
 from sim.api import prepare, run_setup
 from sim.config import load_config
 from sim.costs.load import load_cost_model
+from sim.result import Result
 
 Summary = Mapping[str, Any]
 Figures = Mapping[str, float]
@@ -188,6 +189,40 @@ def max_num_seqs(limit: int) -> Figures:
     return {**means, "req_s": summary["throughput"]["requests_per_s"]}
 
 
+# -- several steps a plan ----------------------------------------------------------------------------------------------
+
+STEPS = (1, 4, 10)
+
+
+def lone_request(steps: int) -> Result:
+    """The run of one request of 100 prompt and 201 output tokens alone, ``steps`` of which a plan decodes: Llama-2-7B,
+    A100, vLLM 0.6."""
+    engine, sim = {"num_scheduler_steps": steps}, {"record": "steps"}
+    return simulate(tables("vllm-0.6-multi-step", alone(100, 201), engine=engine, sim=sim))
+
+
+def alone(prompt: int, output: int) -> dict[str, object]:
+    """One request."""
+    one = {"generator": "closed-loop", "concurrency": 1, "num_requests": 1}
+    return {**one, "prompt": fixed(prompt), "output": fixed(output)}
+
+
+def multi_step(steps: int, *, host: bool = True) -> Figures:
+    """64 clients that send 512 requests of 50-200 prompt and 100-500 output tokens to the same engine, with its host
+    time or without."""
+    workload = {
+        "generator": "closed-loop",
+        "concurrency": 64,
+        "num_requests": 512,
+        "prompt": uniform(50, 200),
+        "output": uniform(100, 500),
+    }
+    engine, hardware = {"num_scheduler_steps": steps}, {"host_term": host}
+    summary = run("vllm-0.6-multi-step", workload, engine=engine, hardware=hardware)
+    more = {"itl_p50_ms": 1e3 * summary["itl_s"]["p50"], "slot_waste": summary["steps"]["slot_waste"]}
+    return {**figures(summary), **more}
+
+
 def _print(title: str, rows: Mapping[str, Mapping[str, float]]) -> None:
     """A table with a row for each run."""
     names: Sequence[str] = list(next(iter(rows.values())))
@@ -210,6 +245,9 @@ def main() -> None:
     named = {preset: {"closed_loop_s": pair[0], "waves_s": pair[1]} for preset, pair in pairs.items()}
     _print("waves and a closed loop, 96 requests, 16 at a time", named)
     _print("max_num_seqs, vllm-0.11, 6 requests/s", {str(limit): max_num_seqs(limit) for limit in SEQS})
+    for host in (True, False):
+        rows = {f"{steps} steps a plan": multi_step(steps, host=host) for steps in STEPS}
+        _print(f"several steps a plan, vllm-0.6, 64 clients, host time {'paid' if host else 'left out'}", rows)
 
 
 if __name__ == "__main__":

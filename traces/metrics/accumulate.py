@@ -20,7 +20,7 @@ from traces.metrics.window import TokenTimeline
 from traces.record.columns import RequestTable, RowsToColumns, StallTable, StepTable
 from traces.record.expand import chunks, expand
 
-Delivery = Literal["step", "batch_end"]
+Delivery = Literal["step", "every_k", "batch_end"]
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class MetricsSink(RowsToColumns):
         self, *, max_num_seqs: int, num_gpu_blocks: int, block_size: int, delivery: Delivery = "step"
     ) -> None:
         self._max_num_seqs = max_num_seqs
-        self._by_step = delivery == "step"
+        self._by_step = delivery != "batch_end"
         self._gaps, self._timeline = PairPool(), TokenTimeline()
         self._requests = RequestStore()
         self._steps = StepSums(num_gpu_blocks, block_size)

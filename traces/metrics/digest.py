@@ -52,11 +52,11 @@ class DigestSink(RowsToColumns):
         *,
         num_gpu_blocks: int,
         split: StepSplit | None = None,
-        delivery: Literal["step", "batch_end"] = "step",
+        delivery: Literal["step", "every_k", "batch_end"] = "step",
         width_s: float = 2.0**-6,
     ) -> None:
         self._num_gpu_blocks, self._split = num_gpu_blocks, split
-        self._by_step = delivery == "step"
+        self._by_step = delivery != "batch_end"
         self._bins = Bins(MAX_BINS, width_s, LEVELS)
         self._gaps = GapCounts()
         self._kinds = {kind: dict.fromkeys(("steps", "time_s", "floor_s", "tokens"), 0.0) for kind in _KINDS}
