@@ -83,6 +83,8 @@ def choose(preset_name: str, policy: str | None) -> tuple[Preset, str | None]:
         return PRESETS[policy], None
     if ".py:" in policy:
         return preset(preset_name), policy
+    if policy.endswith(".py"):
+        raise ConfigError(f"engine.policy = '{policy}': name the class in it, too: {policy}:CLASS")
     from policies.plugins import find_plugin
 
     address = find_plugin(policy)

@@ -111,6 +111,7 @@ def test_traces_that_are_not_there() -> None:
             ("--policy", "vllm-0.12"),
             "engine.policy = 'vllm-0.12': neither a preset nor FILE.py:CLASS; did you mean 'vllm-0.11'?",
         ),
+        (("--policy", "mine.py"), "engine.policy = 'mine.py': name the class in it, too: mine.py:CLASS"),
         (
             ("--policy", "magic"),
             f"engine.policy = 'magic': neither a preset nor FILE.py:CLASS; known: {ALL_PRESETS}",
