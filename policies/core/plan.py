@@ -5,10 +5,11 @@ A plan is a *delta* against the previous plan of the same lane: rows that decode
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
+from itertools import cycle
 from math import sqrt
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple, overload
 
 from policies.core.request import RequestId
 
@@ -25,6 +26,32 @@ Blocks = tuple[int, ...]
 
 Grant = tuple[RequestId, Blocks]
 """Blocks appended to the table of one request."""
+
+
+class Grants(Sequence[Grant]):
+    """Grants of one block each; ``ids`` again and again until the ``blocks`` are used up. Most of what a driver books
+    ahead nobody reads, so no tuple is made before."""
+
+    __slots__ = ("_blocks", "_ids")
+
+    def __init__(self, ids: Sequence[RequestId], blocks: Sequence[int]) -> None:
+        self._ids, self._blocks = ids, blocks
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    @overload
+    def __getitem__(self, index: int) -> Grant: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Grant]: ...
+    def __getitem__(self, index: int | slice) -> Grant | Sequence[Grant]:
+        if isinstance(index, slice):
+            return list(self)[index]
+        return self._ids[index % len(self._blocks) % len(self._ids)], (self._blocks[index],)
+
+    def __iter__(self) -> Iterator[Grant]:
+        return zip(cycle(self._ids), zip(self._blocks, strict=False), strict=False)
+
 
 Remap = tuple[RequestId, int, Blocks]
 """From this position on, these blocks take the place of those in the table of a running request. They hold the same
@@ -188,7 +215,7 @@ class StepTime(NamedTuple):
         return self.host_before_s + self.device_s + self.host_after_s
 
 
-NO_EMITTED: Mapping[RequestId, int] = {}
+NO_EMITTED: Final[Mapping[RequestId, int]] = {}
 
 
 class StepResult(NamedTuple):

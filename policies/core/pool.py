@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from policies.core.errors import ContractError
 from policies.core.prefix import PrefixCache
 
-_COMPACT_AT = 4096
+_COMPACT_AT: Final = 4096
 
 
 class BlockPool:

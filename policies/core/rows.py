@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable, Sequence
 from itertools import chain
+from typing import Final
 
 from policies.core.kv import KvManager
 from policies.core.native import mypyc_attr
-from policies.core.plan import Grant
+from policies.core.plan import Grant, Grants
 from policies.core.prefix import Content
 from policies.core.request import Request, RequestId
 
-_flat = chain.from_iterable
-_append, _tables = list.append, dict.values
-_FOREVER = 1 << 40
+_flat: Final = chain.from_iterable
+_FOREVER: Final = 1 << 40
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -156,13 +156,13 @@ class DecodeSet:
             return []
         if not self._in_order:
             bucket = self._sorted(bucket)
-        return self._give(bucket, bucket.values())
+        return self._give(bucket)
 
     def granted_elsewhere(self) -> None:
         """The policy has given the blocks of the next step itself, row by row."""
         self._granted = self.steps + 1
 
-    def skip(self, steps: int) -> list[Grant]:
+    def skip(self, steps: int) -> Sequence[Grant]:
         """Blocks of ``steps`` steps after those granted so far, in step order and in running order within a step."""
         first, size = self._granted, self._size
         self._granted = first + steps
@@ -176,17 +176,32 @@ class DecodeSet:
         window = ring[:rest]
         if rounds:
             # Without the empty buckets: a long run of few rows would look at many of them.
-            window = list(filter(None, ring)) * rounds + window
+            window = [bucket for bucket in ring if bucket] * rounds + window
+        count = 0
+        for bucket in window:
+            count += len(bucket)
+        if not count:
+            return []
+        blocks = self._pool.take(count)
+        place = 0
+        for bucket in window:
+            for table in bucket.values():
+                table.append(blocks[place])
+                place += 1
         ids = list(_flat(window))
-        return self._give(ids, _flat(map(_tables, window))) if ids else []
-
-    def _give(self, ids: Collection[RequestId], tables: Iterable[list[int]]) -> list[Grant]:
-        """One block to each of these tables. Its loops are in C, since every block of a run comes by here."""
-        blocks = self._pool.take(len(ids))
-        any(map(_append, tables, blocks))  # goes through all, since append returns None
         if self._hashed:
             self._cache(ids, growing=1)
-        return list(zip(ids, zip(blocks)))  # noqa: B905  (equal lengths by construction; strict costs time here)
+        return Grants(ids, blocks)
+
+    def _give(self, bucket: dict[RequestId, list[int]]) -> list[Grant]:
+        """One block to each of these tables."""
+        grants: list[Grant] = []
+        for block, (request_id, table) in zip(self._pool.take(len(bucket)), bucket.items(), strict=True):
+            table.append(block)
+            grants.append((request_id, (block,)))
+        if self._hashed:
+            self._cache(bucket, growing=1)
+        return grants
 
     def _sorted(self, bucket: dict[RequestId, list[int]]) -> dict[RequestId, list[int]]:
         rows = self.rows

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from heapq import heappop, heappush
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from policies.core.plan import Chunk, Decode, Finish, StepPlan
 from policies.core.request import Request, RequestId
 
-_ALL, _NONE = Decode.ALL, Decode.NONE
-_NEVER = 1 << 40
-_new_tuple = tuple.__new__
+_ALL: Final = Decode.ALL
+_NONE: Final = Decode.NONE
+_NEVER: Final = 1 << 40
+_new_tuple: Final = tuple.__new__
 
 
 class Stop(NamedTuple):

@@ -8,7 +8,7 @@ what they reserve.
 from __future__ import annotations
 
 from heapq import heappop, heappush
-from typing import Literal
+from typing import Final, Literal
 
 from policies.core.errors import ConfigError
 from policies.core.kv import KvManager
@@ -21,7 +21,7 @@ from policies.systems.base import BatchingPolicy
 
 Reservation = Literal["max", "pow2", "oracle"]
 
-_FOREVER = 1 << 40
+_FOREVER: Final = 1 << 40
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from typing import overload
+from collections.abc import Iterable, Sequence
 
 from policies.core.native import mypyc_attr
-from policies.core.plan import Chunk, Grant
+from policies.core.plan import Chunk, Grant, Grants
 from policies.core.radix import Text
 from policies.core.radix_kv import RadixKv
 from policies.core.request import Request, RequestId
@@ -31,33 +30,6 @@ class SlotRow(Row):
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class SlotGrants(Sequence[Grant]):
-    """The grants of several steps, slot by slot, without a tuple for each."""
-
-    __slots__ = ("_ids", "_slots")
-
-    def __init__(self, ids: tuple[RequestId, ...], slots: list[int]) -> None:
-        self._ids, self._slots = ids, slots
-
-    def __len__(self) -> int:
-        return len(self._slots)
-
-    @overload
-    def __getitem__(self, index: int) -> Grant: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Grant]: ...
-    def __getitem__(self, index: int | slice) -> Grant | Sequence[Grant]:
-        if isinstance(index, slice):
-            return list(self)[index]
-        slot = self._slots[index]
-        return self._ids[index % len(self._slots) % len(self._ids)], (slot,)
-
-    def __iter__(self) -> Iterator[Grant]:
-        steps = len(self._slots) // len(self._ids)
-        return zip(self._ids * steps, zip(self._slots, strict=False), strict=True)
-
-
-@mypyc_attr(allow_interpreted_subclasses=True)
 class SlotRows(DecodeSet):
     """Decoding rows of a pool with one token a slot, always in running order."""
 
@@ -74,7 +46,7 @@ class SlotRows(DecodeSet):
         num_rows = len(tables)
         for index, table in enumerate(tables.values()):
             table += slots[index::num_rows]
-        return SlotGrants(tuple(tables), slots)
+        return Grants(tuple(tables), slots)
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

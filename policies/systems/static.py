@@ -6,6 +6,8 @@ request ends.
 
 from __future__ import annotations
 
+from typing import Final
+
 from policies.core.errors import ContractError
 from policies.core.kv import KvManager
 from policies.core.native import mypyc_attr
@@ -14,7 +16,7 @@ from policies.core.request import RequestId
 from policies.core.rows import Row
 from policies.systems.base import BatchingPolicy
 
-_FOREVER = 1 << 40
+_FOREVER: Final = 1 << 40
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

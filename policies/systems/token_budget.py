@@ -7,7 +7,7 @@ tokens as the budget allows, running requests first, then waiting ones.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from policies.core.errors import Stuck
 from policies.core.kv import KvManager
@@ -18,7 +18,7 @@ from policies.core.request import RequestId
 from policies.core.rows import Row
 from policies.systems.base import BatchingPolicy
 
-_new_tuple = tuple.__new__
+_new_tuple: Final = tuple.__new__
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

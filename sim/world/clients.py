@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import chain, islice
-from typing import Protocol
+from typing import Final, Protocol
 
 from simpy.events import Event
 
@@ -16,8 +16,8 @@ from policies.core.stops import Stop, stop_of
 from sim.world.clock import At, Clock
 from traces.workload.rows import TraceRow
 
-_new_tuple = tuple.__new__
-_BLOCK = 64
+_new_tuple: Final = tuple.__new__
+_BLOCK: Final = 64
 
 
 class Entrance(Protocol):

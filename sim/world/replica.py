@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from simpy.events import Event
 
@@ -24,8 +24,9 @@ from policies.core.request import Request, RequestId
 from policies.core.stops import Stop, StopCalendar
 from sim.world.clock import At, Clock, Timed
 
-_ALL, _STEP_END = Decode.ALL, At.STEP_END
-_new_tuple = tuple.__new__
+_ALL: Final = Decode.ALL
+_STEP_END: Final = At.STEP_END
+_new_tuple: Final = tuple.__new__
 
 
 class StepCosts(Protocol):

@@ -5,20 +5,27 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from math import nan
-from typing import Any
+from typing import Any, Final
 
 from policies.core.plan import Chunk, Decode, Finish, Load, QuietRun, StepPlan, StepResult
 from policies.core.protocols import Policy
 from policies.core.request import Request, RequestId
 from traces.record.schema import RecordSink, StepRow
 
-_BATCH = 16_384
-_NOTES = 400
-_ARRIVAL, _BEGIN, _STEP, _FINISH = range(4)
-_ALL, _NONE = Decode.ALL, Decode.NONE
-_STEPS, _END_S, _WAITING, _SWAPPED, _EMITTING, _LIMITED_BY = map(
-    StepRow._fields.index, ("steps", "end_s", "waiting", "swapped", "emitting", "limited_by")
-)
+_BATCH: Final = 16_384
+_NOTES: Final = 400
+_ARRIVAL: Final = 0
+_BEGIN: Final = 1
+_STEP: Final = 2
+_FINISH: Final = 3
+_ALL: Final = Decode.ALL
+_NONE: Final = Decode.NONE
+_STEPS: Final = StepRow._fields.index("steps")
+_END_S: Final = StepRow._fields.index("end_s")
+_WAITING: Final = StepRow._fields.index("waiting")
+_SWAPPED: Final = StepRow._fields.index("swapped")
+_EMITTING: Final = StepRow._fields.index("emitting")
+_LIMITED_BY: Final = StepRow._fields.index("limited_by")
 
 
 class _Live:
@@ -117,7 +124,7 @@ class Recorder:
         """Work off the notes. Not one by one as things happen: code that runs some hundred times in a row stays in the
         processor's caches, which halves its time, and it does not push the engine's code out of them each time."""
         for note in self._notes:
-            kind = note[0]
+            kind: int = note[0]
             if kind == _BEGIN:
                 if self._is_begun:
                     self._begun_later.append(note)
