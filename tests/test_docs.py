@@ -16,7 +16,7 @@ from sim.config import SECTIONS, WorkloadConfig
 from sim.costs.load import DATA_DIR, shipped_path
 from sim.costs.load import shipped as cost_files
 from sim.costs.roofline import ROOFLINE_FILE
-from sim.engine_flags import SWITCHES, VALUES
+from sim.engine_flags import PER_PRESET, SWITCHES, VALUES
 from traces.workload.formats import CSV_FORMATS, JSON_FORMATS, OPTIONAL
 from traces.workload.profile import load_profile, shipped
 from traces.workload.readers import open_trace
@@ -64,7 +64,7 @@ def test_the_page_about_engines_names_arguments_and_keys_there_are() -> None:
     text = (DOCS / "from-your-engine.md").read_text(encoding="utf-8")
     table = "\n".join(re.findall(r"^\| `--.*$", text, re.MULTILINE)).replace("--[no-]", "--")
     named = set(re.findall(r"`--([a-z-]+)", table))
-    assert named == {*VALUES, *SWITCHES, "scheduling-policy"}
+    assert named == {*VALUES, *SWITCHES, *PER_PRESET}
     for section, key in re.findall(r"`(engine|model|hardware)\.([a-z_]+)`", text):
         assert key in SECTIONS[section].all_keys(), key
 

@@ -6,6 +6,9 @@ tokens, no watermark and 3 steps a plan.
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,6 +17,7 @@ from policies.core.errors import ConfigError
 from policies.core.kv import KvManager
 from policies.systems.multi_step import MultiStep
 from sim.world.groups import GroupCosts
+from tests.command import batchscope, chat
 from tests.decision_tables import check_script
 from tests.mirror_run import Item, MirrorRun
 from tests.scripts import items, sizes
@@ -169,3 +173,20 @@ def test_a_plan_lasts_as_long_as_its_steps(steps: int) -> None:
     """Over the knots of the cost model; the shipped file has no host time."""
     one_by_one = sum(SHIPPED.step_time_s(7, 7, 7 * (200 + step), 300 + step, ()) for step in range(steps))
     assert GroupCosts(SHIPPED, steps).step_time_s(7, 7, 1_400, 300, ()) == pytest.approx(one_by_one, rel=1e-12)
+
+
+# -- in words ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("in_empty_folder")
+def test_a_page_and_a_step_say_that_steps_are_planned_together() -> None:
+    arguments = "--num-scheduler-steps 8 --multi-step-stream-outputs False"
+    chosen = ("--policy", "vllm-0.6", "--vllm-args", arguments, "--set", "sim.record=steps")
+    ran = batchscope("run", *chat(1.0, 3), *chosen, "--out", "out")
+    assert ran.exit_code == 0, ran
+    page = Path("out/report.html").read_text(encoding="utf-8")
+    assert "Decode steps run 8 at a time: requests join and leave, and get their tokens, in between." in page
+    assert json.loads(Path("out/summary.json").read_text(encoding="utf-8"))["delivery"] == "every_k"
+    prompt, decode = (batchscope("explain", "out", "--step", step).stdout.splitlines()[1] for step in ("0", "1"))
+    assert prompt.startswith("It computed ")
+    assert decode == "It is one of 8 on one plan, whose tokens come together: the first has the time of all."

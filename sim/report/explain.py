@@ -57,6 +57,9 @@ def explain_step(view: RunView, step: int) -> list[str]:
         + f"; {row.free_blocks:,} of {view.summary['kv']['num_gpu_blocks']:,} KV blocks were free.",
         _kept_out(row),
     ]
+    group = int(view.summary["config"]["parameters"].get("num_scheduler_steps", 1))
+    if group > 1 and row.num_seqs:
+        lines.insert(1, f"It is one of {group} on one plan, whose tokens come together: the first has the time of all.")
     if int(mine.iloc[0]["steps"]) > 1:
         alike = int(mine.iloc[0]["steps"])
         lines.append(f"It is one of {alike:,} like steps in a row, in which nobody came or went.")

@@ -41,4 +41,8 @@ def how_it_works(summary: Mapping[str, Any]) -> str:
         return f"A batch runs until its last answer ends; nobody joins it, and all answers come then. {memory}"
     if chosen.name in ENDS_TOGETHER:
         return f"A batch runs until its last answer ends, and nobody joins it. {memory}"
+    steps = int(summary["config"]["parameters"].get("num_scheduler_steps", 1))
+    if steps > 1:
+        between = "requests join and leave, and get their tokens, in between"
+        return f"Decode steps run {steps} at a time: {between}. {memory}"
     return f"Requests join and leave the batch between any two steps. {memory}"

@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable, Sequence
 
 from policies.core.plan import Chunk, Finish, QuietRun, StepPlan
 from sim.world.replica import Replica, StepCosts
-
-
-@runtime_checkable
-class HostCosts(Protocol):
-    """Costs that know which part of a step is the host's."""
-
-    def host_time_s(self, num_seqs: int) -> float:
-        """Seconds of the host in a step of that many sequences."""
 
 
 class GroupCosts:
     """The durations of groups of ``steps`` decode steps, from those of steps.
 
     A group lasts as long as its steps one after the other, each on contexts one token longer, but what the host takes
-    is paid once: the engine schedules, prepares inputs and processes outputs once a group. Prompts and transfers are
-    as before.
+    is paid once, as far as the costs know it (``host_time_s``, of so many sequences): the engine schedules, prepares
+    inputs and processes outputs once a group. Prompts and transfers are as before.
     """
 
     def __init__(self, costs: StepCosts, steps: int) -> None:
         self._costs, self._steps = costs, steps
-        self._host = costs if isinstance(costs, HostCosts) else None
+        self._host_time_s: Callable[[int], float] | None = getattr(costs, "host_time_s", None)
         self.swap_time_s = costs.swap_time_s
 
     def decode_curve(
@@ -53,7 +44,9 @@ class GroupCosts:
             sum_context += steps * num_seqs
             max_context += steps
             left -= steps
-        return group_s - (self._steps - 1) * (self._host.host_time_s(num_seqs) if self._host else 0.0)
+        if self._host_time_s is not None:
+            group_s -= (self._steps - 1) * self._host_time_s(num_seqs)
+        return group_s
 
 
 class GroupReplica(Replica):

@@ -73,7 +73,7 @@ def row(found: Cell) -> list[str]:
     if summary is None:
         return [f"`{found.preset}`", found.said, *[""] * (len(COLUMNS) - 2)]
     counts = summary["requests"]
-    itl = summary.get("itl_s") if summary["delivery"] == "step" else None
+    itl = summary.get("itl_s") if summary["delivery"] != "batch_end" else None
     return [
         f"`{found.preset}`",
         *(_seconds(summary, "ttft_s", statistic) for statistic in ("p50", "p99")),
