@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -14,15 +13,20 @@ from numpy.typing import NDArray
 
 from policies.core.errors import BatchscopeError, UserError
 from sim.report.palette import DASHES, policy_colour
+from sim.summary import SCHEMA
 from traces.metrics.digest import DIGEST_NAME, Digest, DigestSink, StepSplit
 from traces.record.columns import StallTable
-from traces.record.read import RunRecord, read_run, step_table
+from traces.record.read import RunRecord, damaged, read_part, read_run, step_table
 from traces.record.schema import outcome
 
 if TYPE_CHECKING:
     import pandas as pd
 
 Floats = NDArray[np.float64]
+
+_TEXTS = ("side", "preset", "policy", "model", "hardware", "delivery", "status")
+_TABLES = ("config", "requests", "throughput", "kv", "preemptions", "steps", "limited_by", "cost_model")
+_COUNTS = ("offered", "finished", "rejected", "aborted", "failed", "unfinished")
 
 
 @dataclass(frozen=True)
@@ -86,21 +90,59 @@ class RunView:
 
 
 def load_view(folder: Path | str) -> RunView:
-    """The run in a folder. Raises a UserError where there is none, or it is not complete."""
+    """The run in a folder. Raises a UserError where there is none, or it is not complete or damaged."""
     folder = Path(folder)
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder; give the folder of a run, as --out named it")
-    if not (folder / "summary.json").exists():
+    summary_path, digest_path, toml_path = folder / "summary.json", folder / DIGEST_NAME, folder / "run.toml"
+    if not summary_path.exists():
         raise UserError(f"{folder}: no summary.json; give the folder of a run that has ended")
     record = read_run(folder)
     assert record.summary is not None
-    digest_path, toml_path = folder / DIGEST_NAME, folder / "run.toml"
-    if digest_path.exists():
-        content: dict[str, Any] | None = json.loads(digest_path.read_text(encoding="utf-8"))
-    else:
-        content = _digest_of(record)
-    toml = toml_path.read_text(encoding="utf-8") if toml_path.exists() else ""
-    return make_view(record, content, toml, folder)
+    _check(summary_path, record.summary)
+    _check_whole(folder, record, record.summary)
+    content = read_part(digest_path) if digest_path.exists() else _digest_of(record)
+    toml = toml_path.read_text(encoding="utf-8", errors="replace") if toml_path.exists() else ""
+    try:
+        return make_view(record, content, toml, folder)
+    except UserError as error:
+        raise damaged(digest_path, str(error)) from None
+    except (KeyError, TypeError, ValueError, AttributeError):  # the digest is all that it reads
+        raise damaged(digest_path, "something is missing or of the wrong kind") from None
+
+
+def _check(path: Path, summary: dict[str, Any]) -> None:
+    """Raises a UserError unless a summary has what every summary of this version has."""
+    if summary.get("schema") != SCHEMA:
+        raise damaged(path, f"schema {summary.get('schema')!r}, not {SCHEMA}")
+    for name in _TEXTS:
+        if not isinstance(summary.get(name), str):
+            raise damaged(path, f"'{name}' is no text")
+    for name, value in summary.items():
+        if (name in _TABLES or name.endswith("_s")) and name != "duration_s" and not isinstance(value, dict):
+            raise damaged(path, f"'{name}' is no object")
+    for name in _TABLES:
+        if name not in summary:
+            raise damaged(path, f"'{name}' is missing")
+    for name in ("stability", "groups"):
+        if name in summary and not isinstance(summary[name], dict):
+            raise damaged(path, f"'{name}' is no object")
+    if not isinstance(summary.get("duration_s"), int | float) or not isinstance(summary.get("notes", []), list):
+        raise damaged(path, "'duration_s' is no number, or 'notes' no list")
+    for name in _COUNTS:
+        if not isinstance(summary["requests"].get(name), int):
+            raise damaged(path, f"'requests.{name}' is no number")
+
+
+def _check_whole(folder: Path, record: RunRecord, summary: dict[str, Any]) -> None:
+    """Raises a UserError where tables and summary are not of one run."""
+    offered, found = summary["requests"]["offered"], len(record.requests)
+    if found != offered:
+        raise damaged(folder / "requests.parquet", f"{found:,} requests, of which summary.json counts {offered:,}")
+    if record.steps is not None:
+        steps, found = summary["steps"].get("count"), int(record.steps["steps"].sum())
+        if found != steps:
+            raise damaged(folder / "steps.parquet", f"{found:,} steps, of which summary.json counts {steps}")
 
 
 def make_view(
@@ -109,7 +151,10 @@ def make_view(
     """The view of a record with a summary."""
     assert record.summary is not None
     name = policy_name(record.summary)
-    return RunView(name, name, record.summary, record, Digest(digest) if digest else None, toml, folder)
+    kinds = {"num_gpu_blocks": int, "kinds": dict, "terms": list}
+    if digest is not None and not all(isinstance(digest[key], kind) for key, kind in kinds.items()):
+        raise TypeError("a digest has a number of blocks, kinds of steps, and a list of terms")
+    return RunView(name, name, record.summary, record, None if digest is None else Digest(digest), toml, folder)
 
 
 def policy_name(summary: dict[str, Any]) -> str:

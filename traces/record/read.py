@@ -3,7 +3,6 @@ pandas."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policies.core.errors import UserError
+from policies.json_text import read_json
 from traces.record.columns import StepTable
 from traces.record.expand import blocks_taken, expand
 from traces.record.jsonl import read_jsonl
@@ -24,6 +24,15 @@ if TYPE_CHECKING:
 
 JSONL_NAME = "record.jsonl"
 _SEGMENT_COLUMNS = ("id", "first_token_s", "step", "steps")
+_TABLES: dict[str, tuple[str, ...]] = {
+    "requests": tuple(name for name in RequestRow._fields if name != "segments"),
+    "steps": StepRow._fields,
+    "stalls": Stall._fields,
+    "segments": _SEGMENT_COLUMNS,
+}
+"""Columns of each Parquet file."""
+
+_NO_NUMBERS = ("reason", "client_id", "limited_by", "cause", "residues")
 
 
 @dataclass(frozen=True)
@@ -54,19 +63,19 @@ class RunRecord:
 def read_run(folder: Path | str) -> RunRecord:
     """Read what ``ParquetSink`` or ``JsonlSink`` (as ``record.jsonl``) left in a folder.
 
-    Raises UserError where there is no record.
+    Raises UserError where there is no record, or a file of it is damaged.
     """
     folder = Path(folder)
     summary_path = folder / "summary.json"
-    summary = json.loads(summary_path.read_text(encoding="utf-8")) if summary_path.exists() else None
+    summary = read_part(summary_path) if summary_path.exists() else None
     if (folder / "requests.parquet").exists():
-        tables = [
-            _parquet(folder / f"{name}.parquet") for name in ("requests", "steps", "stalls", "segments")
-        ]
+        tables = [_parquet(folder / f"{name}.parquet", columns) for name, columns in _TABLES.items()]
     elif (folder / JSONL_NAME).exists():
         tables = _jsonl_tables(folder / JSONL_NAME)
     elif (folder / "requests.parquet.part").exists():
         raise UserError(f"{folder}: the run that writes it has not ended, or was killed; its tables are not complete")
+    elif _is_empty(summary):
+        raise UserError(f"{folder}: no request arrived before this run ended, so that there is nothing to show")
     else:
         raise UserError(
             f"{folder}: no requests.parquet and no {JSONL_NAME}; give a folder that --out has written"
@@ -74,6 +83,27 @@ def read_run(folder: Path | str) -> RunRecord:
     requests, steps, stalls, segments = tables
     assert requests is not None
     return RunRecord(requests, steps, stalls, segments, summary)
+
+
+def read_part(path: Path) -> dict[str, Any]:
+    """The object in a JSON file of a run folder. Raises UserError if it is none, and OSError."""
+    try:
+        content = read_json(path)
+    except ValueError as error:
+        raise damaged(path, str(error)) from None
+    if not isinstance(content, dict):
+        raise damaged(path, "no JSON object")
+    return content
+
+
+def damaged(path: Path, why: str) -> UserError:
+    """Says that a file of a run folder is not what a run of this version leaves."""
+    return UserError(f"{path}: not as a run of this version writes it ({why}); run again")
+
+
+def _is_empty(summary: dict[str, Any] | None) -> bool:
+    counts = None if summary is None else summary.get("requests")
+    return isinstance(counts, dict) and counts.get("offered") == 0
 
 
 def expand_steps(rows: pd.DataFrame | Sequence[StepRow]) -> pd.DataFrame:
@@ -133,10 +163,22 @@ def step_table(rows: pd.DataFrame | Sequence[StepRow]) -> StepTable:
     return StepTable(numbers, rows["limited_by"].tolist(), [tuple(row) for row in rows["residues"]])
 
 
-def _parquet(path: Path) -> pd.DataFrame | None:
+def _parquet(path: Path, columns: Sequence[str]) -> pd.DataFrame | None:
     import pandas as pd
+    from pandas.api.types import is_numeric_dtype
 
-    return pd.read_parquet(path) if path.exists() else None
+    if not path.exists():
+        return None
+    try:
+        table = pd.read_parquet(path)
+    except (ValueError, OSError):  # Arrow's own errors are among these
+        raise damaged(path, "no Parquet file, or cut off") from None
+    for name in columns:
+        if name not in table:
+            raise damaged(path, f"no column {name}")
+        if name not in _NO_NUMBERS and not is_numeric_dtype(table[name]):
+            raise damaged(path, f"column {name} holds no numbers")
+    return table
 
 
 def _jsonl_tables(path: Path) -> list[pd.DataFrame | None]:
