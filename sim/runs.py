@@ -3,6 +3,7 @@ runs that start at the same moment."""
 
 from __future__ import annotations
 
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
@@ -46,12 +47,23 @@ def claim(folder: Path, run_toml: str) -> None:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file that has its name only when it is complete. Raises a UserError where there is no such folder."""
+    """Write a file that has its name only when it is complete; a device or pipe is written to as it is. Raises a
+    UserError where there is no such folder, or a folder of that name."""
+    if path.is_dir():
+        raise UserError(f"{path}: is a folder; name a file")
     if not path.parent.is_dir():
         raise UserError(f"{path}: there is no folder {path.parent}; make it, or name a file in another one")
+    if path.exists() and not path.is_file():
+        path.write_text(text, encoding="utf-8")
+        return
     part = path.with_name(f"{path.name}.part")
-    part.write_text(text, encoding="utf-8")
-    part.replace(path)
+    try:
+        part.write_text(text, encoding="utf-8")
+        part.replace(path)
+    except OSError as error:
+        with suppress(OSError):  # there may be none
+            part.unlink()
+        raise UserError(f"{path}: cannot be written ({error.strerror}); name a file that you may write") from None
 
 
 def check_new(folder: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from policies.core.errors import UserError
 from sim.report import bound, distributions, gantt
 from sim.report.charts import TOP_PX, Figure, one_panel
 from sim.report.figures import (
@@ -81,10 +82,20 @@ class Part(NamedTuple):
 def write_page(
     views: Sequence[RunView], path: Path | str, *, paired: bool = True, notices: Sequence[str] = ()
 ) -> Path:
-    """Write the page of one run, or the comparison of several (the first one is the base); see ``page``."""
+    """Write the page of one run, or the comparison of several (the first one is the base); see ``page``.
+
+    Takes the place of an older page; raises a UserError rather than of another file.
+    """
     path = Path(path)
+    if path.is_file() and not _is_page(path):
+        raise UserError(f"{path}: exists and is no page; name a new file")
     write_whole(path, page(views, paired=paired, notices=notices))
     return path
+
+
+def _is_page(path: Path) -> bool:
+    with path.open("rb") as stream:
+        return stream.read(20).lstrip().lower().startswith(b"<!doctype html") or not path.stat().st_size
 
 
 def page(views: Sequence[RunView], *, paired: bool = True, notices: Sequence[str] = ()) -> str:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from policies.core.errors import UserError
 from sim.report.view import RunView
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 def check_pairing(views: Sequence[RunView]) -> list[str]:
@@ -23,14 +27,9 @@ def check_pairing(views: Sequence[RunView]) -> list[str]:
             both = f"{_where(base)} and {_where(view)}"
             raise UserError(f"{both} have no request in common; compare runs of one workload")
         mine, theirs = table.loc[common], first.loc[common]
-        other = np.flatnonzero((mine["prompt_tokens"] != theirs["prompt_tokens"]).to_numpy())
-        if len(other):
-            number = common[other[0]]
-            before, now = (of.at[number, "prompt_tokens"] for of in (first, table))
-            raise UserError(
-                f"the workloads differ: the prompt of request {number} has {before:,} tokens in {_where(base)} and"
-                f" {now:,} in {_where(view)}; compare runs with the same [workload] and seed, or add --unpaired"
-            )
+        _check_same("prompt", mine["prompt_tokens"], theirs["prompt_tokens"], view, base)
+        whole = (mine["reason"].astype(str) == "stop") & (theirs["reason"].astype(str) == "stop")
+        _check_same("whole answer", mine["output_tokens"][whole], theirs["output_tokens"][whole], view, base)
         notices += _differences(view, base, len(common), len(first), len(table))
         if not np.allclose(mine["arrival_s"], theirs["arrival_s"]):
             notices.append(
@@ -38,6 +37,18 @@ def check_pairing(views: Sequence[RunView]) -> list[str]:
                 " loop); they are paired by their number"
             )
     return notices
+
+
+def _check_same(what: str, mine: pd.Series, theirs: pd.Series, view: RunView, base: RunView) -> None:
+    """Raises a UserError that names the first request whose lengths differ."""
+    other = np.flatnonzero((mine != theirs).to_numpy())
+    if len(other):
+        number = mine.index[other[0]]
+        raise UserError(
+            f"the workloads differ: the {what} of request {number} has {theirs.at[number]:,} tokens in {_where(base)}"
+            f" and {mine.at[number]:,} in {_where(view)}; compare runs with the same [workload] and seed, or add"
+            " --unpaired"
+        )
 
 
 def _differences(view: RunView, base: RunView, common: int, first: int, second: int) -> list[str]:
