@@ -196,7 +196,11 @@ class DecodeSet:
     def _give(self, bucket: dict[RequestId, list[int]]) -> list[Grant]:
         """One block to each of these tables."""
         grants: list[Grant] = []
-        for block, (request_id, table) in zip(self._pool.take(len(bucket)), bucket.items(), strict=True):
+        blocks = self._pool.take(len(bucket))
+        place = 0
+        for request_id, table in bucket.items():
+            block = blocks[place]
+            place += 1
             table.append(block)
             grants.append((request_id, (block,)))
         if self._hashed:

@@ -72,7 +72,7 @@ class Clients:
         if refused is not None:
             self.answer(refused, now_s)
         elif patience_s is not None:
-            self._clock.event_at(now_s + patience_s, At.ABORT, lambda event: self._give_up(number))
+            self._clock.event_at(now_s + patience_s, At.ABORT, partial(self._give_up, number))
 
     def _own_slo(self, ttft_s: float | None, tpot_s: float | None) -> Slo:
         """The limits of all requests, those that a row names replaced."""
@@ -87,7 +87,7 @@ class Clients:
         self.unanswered.pop(request_id, None)
         self.on_answer(request_id, now_s)
 
-    def _give_up(self, number: int) -> None:
+    def _give_up(self, number: int, event: Event) -> None:
         if number in self.unanswered:
             self._entrance.abort(number)
 
