@@ -52,7 +52,7 @@ _INTRO = (
 )
 _INTERVALS = (
     "Each time is over the requests that have it (docs/metrics.md of batchscope defines them). ± is half of a 95 %"
-    " interval, from 20 windows of neighbouring requests; where there is none, samples are too few or the run does"
+    " interval, from 10 windows of neighbouring requests; where there is none, samples are too few or the run does"
     " not keep up."
 )
 

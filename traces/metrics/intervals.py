@@ -1,8 +1,12 @@
 """Confidence intervals of a run's statistics, and of the difference of two runs on the same requests.
 
-Samples of one run are correlated, so they are cut into 20 windows of neighbours, whose own estimates are nearly
-independent (batch means; for quantiles sectioning, S. Asmussen and P. Glynn 2007, III.5): the interval is the estimate
-over all samples, plus or minus Student's t times the spread of the windows' estimates around it.
+Samples of one run are correlated, so they are cut into 10 windows of neighbours, which are nearly independent. Leaving
+out one window at a time gives 10 estimates; the interval is the estimate over all samples, plus or minus Student's t
+times the spread that these show (the jackknife by groups; J. Shao and D. Tu 1995; for a mean it is batch means).
+Estimates from single windows would not do: the 99th percentile of a tenth of the samples is another, steadier quantity.
+
+Of pairs of queues without a true difference (tests/test_intervals_cover.py) 92 to 98 % of the intervals of means and
+medians hold zero, and of 99th percentiles 81 to 98 %, the fewest at a load of 0.85.
 """
 
 from __future__ import annotations
@@ -14,9 +18,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-NUM_WINDOWS = 20
-STUDENT_T = 2.093
-"""97.5 % quantile of Student's t with 19 degrees of freedom."""
+NUM_WINDOWS = 10
+STUDENT_T = 2.262
+"""97.5 % quantile of Student's t with 9 degrees of freedom."""
 
 Floats = NDArray[np.float64]
 Statistic = Callable[[Floats], float]
@@ -50,8 +54,8 @@ def p99(values: Floats) -> float:
 
 
 STATISTICS: dict[str, Statistic] = {"mean": mean, "p50": p50, "p99": p99}
-LEAST_SAMPLES = {"mean": 100, "p50": 200, "p99": 2000}
-"""Fewer samples give no interval: a window then says too little about the statistic."""
+LEAST_SAMPLES = {"mean": 100, "p50": 200, "p99": 5000}
+"""Fewer samples give no interval: what lies beyond the quantile then says too little about it."""
 
 
 def interval(values: Floats, statistic: str) -> Interval:
@@ -64,12 +68,13 @@ def paired(values: Floats, base: Floats | None, statistic: str) -> Interval:
     order of time; the windows of both hold the same requests. Without ``base`` the statistic of ``values`` itself."""
     of = STATISTICS[statistic]
 
-    def difference(low: int, high: int) -> float:
-        return of(values[low:high]) - (0.0 if base is None else of(base[low:high]))
+    def without(low: int, high: int) -> float:
+        left = of(np.delete(values, slice(low, high)))
+        return left if base is None else left - of(np.delete(base, slice(low, high)))
 
-    total = difference(0, len(values))
+    total = without(0, 0)
     if len(values) < LEAST_SAMPLES[statistic]:
         return Interval(total, None)
     edges = np.linspace(0, len(values), NUM_WINDOWS + 1).astype(np.int64).tolist()
-    spread = sum((difference(low, high) - total) ** 2 for low, high in pairwise(edges))
-    return Interval(total, STUDENT_T * float(np.sqrt(spread / (NUM_WINDOWS * (NUM_WINDOWS - 1)))))
+    spread = sum((without(low, high) - total) ** 2 for low, high in pairwise(edges))
+    return Interval(total, STUDENT_T * float(np.sqrt(spread * (NUM_WINDOWS - 1) / NUM_WINDOWS)))
