@@ -73,7 +73,7 @@ def _import_file(file: str, where: str) -> ModuleType:
     try:
         # No bytecode: a file that is edited twice in a second would be run as it was before, and folders stay clean.
         exec(compile(path.read_bytes(), file, "exec"), vars(module))
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[name]
         said = f"{where}: {line_of(error, file)} fails with {type(error).__name__}: {error}"
         raise ConfigError(said) from error
@@ -90,7 +90,7 @@ def file_of(cls: type, address: str = "") -> str:
     return getattr(sys.modules.get(cls.__module__), "__file__", None) or cls.__module__
 
 
-def line_of(error: Exception, file: str) -> str:
+def line_of(error: BaseException, file: str) -> str:
     """``"FILE, line N"``: the last line of that file which led to the error; if none did, the line that raised it."""
     import traceback
     from pathlib import Path
@@ -145,7 +145,7 @@ def construct_custom(
         return construct(cls, first, offered, where, own)
     except UserError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         place = line_of(error, file_of(cls, address))
         said = f"{where}: __init__ fails at {place} with {type(error).__name__}: {error}"
         raise ConfigError(said) from error

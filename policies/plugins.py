@@ -46,7 +46,7 @@ def load_plugin(address: str, where: str) -> object:
         if plugin.address == address:
             try:
                 return entry.load()
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 said = f"{where}: {plugin.value} of {plugin.distribution} {plugin.version} cannot be imported"
                 raise ConfigError(f"{said}: {type(error).__name__}: {error}") from error
     names = [plugin.address for plugin in plugins()]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 from policies.core.errors import ContractError, RunError, UserError
 from policies.core.plan import BatchRow, Grant, Horizon, Idle, Load, Queues, StepPlan, StepResult, Transfer
@@ -29,6 +29,9 @@ class CheckedPolicy(Policy):
     promised: within it only grants. A broken rule, and an exception of the class itself, is a BrokenPolicy: a UserError
     in one line that begins with ``engine.policy = 'ADDRESS'``; RunError and UserError pass.
     """
+
+    num_calls: ClassVar[int] = 0
+    """Of methods of policies, in all: while it rises, none hangs (policies/kit/hang.py)."""
 
     def __init__(self, policy: Policy, address: str) -> None:
         self.policy, self.address = policy, address
@@ -149,11 +152,12 @@ class CheckedPolicy(Policy):
 
     def _call(self, method: Callable[..., T], *arguments: object) -> T:
         """Run a method of the policy; what it raises becomes one line."""
+        CheckedPolicy.num_calls += 1
         try:
             return method(*arguments)
         except (RunError, UserError):
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             what = getattr(method, "__name__", "a call")
             raise self._error(
                 Rule.CODE, f"{what} fails at {line_of(error, self._file)} with {type(error).__name__}: {error}"

@@ -78,7 +78,7 @@ class Kit:
             policy: object = self._build(limits)
         except BatchscopeError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             said = f"the policy cannot be built for {limits.in_words()}: {type(error).__name__}: {error}"
             raise UserError(f"{said} ({line_of(error, '')})") from error
         if not isinstance(policy, Policy):

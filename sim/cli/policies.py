@@ -56,6 +56,7 @@ def check(policy: str, preset: str | None, overrides: tuple[str, ...], chunked: 
     the first that fails in words, with the fewest requests that show it. Exit 1 if one fails."""
     from importlib.util import find_spec
 
+    from policies.kit.hang import ends_hangs
     from policies.kit.own import own_kit
     from policies.kit.runner import run_checks
     from sim.config import load_config
@@ -65,7 +66,8 @@ def check(policy: str, preset: str | None, overrides: tuple[str, ...], chunked: 
     chosen = preset or config.engine.preset
     given = config.engine.to_dict()
     kit = own_kit(policy, chosen, given, config.policy.to_dict(), chunked=chunked, deliver_at_batch_end=batch_end)
-    exit_code = run_checks(kit, click.echo)
+    with ends_hangs(policy):
+        exit_code = run_checks(kit, click.echo)
     if find_spec("hypothesis") is None:
         click.echo("note: there is no hypothesis here; with it, a test of policies.testing tries any number of other")
         click.echo("workloads: pip install 'batchscope[testing]'")

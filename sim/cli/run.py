@@ -42,6 +42,7 @@ def run(
 
     'batchscope keys' lists every key of RUN.toml and --set.
     """
+    from contextlib import redirect_stdout
     from pathlib import Path
 
     from sim.api import prepare, run_setup
@@ -61,11 +62,13 @@ def run(
     loaded = load_config(config, overrides, remarks, taken=taken, **flags)
     for line in taken:
         click.echo(f"note: {line}", err=True)
-    setup = prepare(loaded, remarks)
+    with redirect_stdout(sys.stderr):
+        setup = prepare(loaded, remarks)
     if out is None and not as_json:
         out = str(make_next(loaded))
     wanted = out is not None and (not as_json if page is None else page)
-    with ProgressLine(setup.workload.num_requests) as progress:
+    # A class from a file may print: that belongs to people, and the output of --json to programs.
+    with redirect_stdout(sys.stderr), ProgressLine(setup.workload.num_requests) as progress:
         result = run_setup(setup, out=out, progress=progress, interruptible=True, keep=wanted)
     path = result.report() if wanted and result.summary["requests"]["offered"] else None
     if as_json:
