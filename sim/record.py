@@ -181,12 +181,13 @@ class RunWriter:
     ) -> RunFacts:
         setup, counts = self._setup, outcome.counts
         kv, costs, parameters = setup.policy.kv, setup.costs, setup.parameters
+        config = setup.config.to_dict() | {"parameters": dict(parameters.values)}
         return RunFacts(
             preset=parameters.preset.name,
             policy=parameters.custom or type(setup.policy).__name__,
             model=setup.shape.name,
             hardware=group_name(setup.card.name, setup.shape.tp),
-            config=setup.config.to_dict() | {"parameters": dict(parameters.values)} | source_identity(setup.config.workload),
+            config=config | source_identity(setup.config.workload),
             num_gpu_blocks=kv.num_gpu_blocks,
             block_size=kv.block_size,
             cost_model=CostModelFacts(

@@ -52,7 +52,10 @@ class MirrorRun(ScriptRun):
         assert plan.num_tokens == (len(prompts) * max(prompts) if pads else len(decodes) + sum(prompts))
         assert plan.num_tokens <= getattr(self.policy, "max_num_batched_tokens", plan.num_tokens)
         assert len(decodes) + len(prompts) <= self.size.max_num_seqs
-        self._empty_plans = 0 if plan.num_tokens else self._empty_plans + 1
+        if plan.num_tokens:
+            self._empty_plans = 0
+        elif not plan.rejected:  # who ends leaves fewer that wait
+            self._empty_plans += 1
         assert self._empty_plans <= _MAX_EMPTY_PLANS, "requests wait and no plan computes anything"
         places = [self.log.seen[self.time].running.index(key) for key, _ in plan.grants]
         assert places == sorted(places), "grants are not in running order"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from policies.core.engine import Engine
 from policies.core.kv import KvManager
-from policies.core.plan import StepPlan
+from policies.core.plan import StepPlan, StepResult
 from policies.core.request import Request
 from policies.systems.paged_027 import Paged027
 from tests.decision_tables import check_script
@@ -167,3 +167,14 @@ def test_swapped_requests_are_in_order_of_arrival() -> None:
         6 | C:1@5* | 1+4 | - | - | - | done C
         """,
     )
+
+
+def test_running_requests_stand_in_order_of_arrival_whatever_their_numbers() -> None:
+    policy = v027(10)
+    for number, arrival_s in ((2, 0.0), (1, 1.0)):
+        policy.on_arrival(Request(number, arrival_s, 3, 4))
+        plan = policy.schedule(arrival_s)
+        assert isinstance(plan, StepPlan)
+        policy.on_step_end(StepResult(plan.step, arrival_s, arrival_s + 0.5))
+    assert isinstance(policy.schedule(2.0), StepPlan)  # a decode step sorts
+    assert policy.queues().running == (2, 1)

@@ -197,10 +197,8 @@ class DecodeSet:
         """One block to each of these tables."""
         grants: list[Grant] = []
         blocks = self._pool.take(len(bucket))
-        place = 0
-        for request_id, table in bucket.items():
+        for place, (request_id, table) in enumerate(bucket.items()):
             block = blocks[place]
-            place += 1
             table.append(block)
             grants.append((request_id, (block,)))
         if self._hashed:

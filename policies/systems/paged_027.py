@@ -54,7 +54,7 @@ class Paged027(SortedPaged):
 
     def place(self, row: Row) -> tuple[float, ...]:
         """Order of arrival."""
-        return (row.id,)
+        return row.request.arrival_s, row.id
 
     # -- prompts -----------------------------------------------------------------------------------------------------
 
@@ -80,7 +80,7 @@ class Paged027(SortedPaged):
     def _decode_running(self) -> None:
         super()._decode_running()
         if len(self.swapped) > 1:
-            self.swapped = dict(sorted(self.swapped.items()))
+            self.swapped = {row.id: row for row in sorted(self.swapped.values(), key=self.place)}
 
     def _blocks_touched(self, row: Row, is_prefill: bool) -> int:
         """Blocks that a row holds, on the GPU before a swap out."""
