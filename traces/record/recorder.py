@@ -10,6 +10,7 @@ from typing import Any, Final
 from policies.core.plan import Chunk, Decode, Finish, Load, QuietRun, StepPlan, StepResult
 from policies.core.protocols import Policy
 from policies.core.request import Request, RequestId
+from traces.record.live import Live
 from traces.record.schema import RecordSink, StepRow
 
 _BATCH: Final = 16_384
@@ -26,32 +27,6 @@ _WAITING: Final = StepRow._fields.index("waiting")
 _SWAPPED: Final = StepRow._fields.index("swapped")
 _EMITTING: Final = StepRow._fields.index("emitting")
 _LIMITED_BY: Final = StepRow._fields.index("limited_by")
-
-
-class _Live:
-    """What the record knows of a request that has not ended."""
-
-    __slots__ = (
-        "computed", "decoding", "emitted_s", "first_scheduled_s", "first_token_s", "hit_new", "hit_resumed", "lost",
-        "output_tokens", "recomputed", "recomputes", "request", "segments", "since", "swaps", "waited_s",
-        "waiting_since_s",
-    )  # fmt: skip
-
-    def __init__(self, request: Request) -> None:
-        self.request = request
-        self.waiting_since_s = request.arrival_s
-        self.waited_s = 0.0
-        self.first_scheduled_s = self.first_token_s = self.emitted_s = nan
-        self.decoding = False
-        self.since = self.output_tokens = self.computed = self.lost = 0
-        self.recomputes = self.swaps = self.recomputed = self.hit_new = self.hit_resumed = 0
-        self.segments: tuple[tuple[float, int, int], ...] = ()
-
-    def stop_waiting(self, now_s: float) -> None:
-        """Book the time outside the batch, if it is there (NaN: it is not)."""
-        if self.waiting_since_s == self.waiting_since_s:
-            self.waited_s += now_s - self.waiting_since_s
-            self.waiting_since_s = nan
 
 
 class Recorder:
@@ -75,7 +50,7 @@ class Recorder:
         self._block_bytes = block_bytes
         self._keep_segments = keep_segments
         self._at_batch_end = deliver_at_batch_end
-        self._live: dict[RequestId, _Live] = {}
+        self._live: dict[RequestId, Live] = {}
         self._stragglers: dict[RequestId, tuple[float, str]] = {}
         self._paused: set[RequestId] = set()
         self._num_late_frees = 0
@@ -138,7 +113,7 @@ class Recorder:
             elif kind == _FINISH:
                 self._finish(note[1], note[2])
             else:
-                self._live[note[1].id] = _Live(note[1])
+                self._live[note[1].id] = Live(note[1])
         self._notes.clear()
 
     # -- plans -------------------------------------------------------------------------------------------------------
@@ -322,13 +297,13 @@ class Recorder:
                 if alone:
                     self._stragglers[request_id] = (end_s, "decode")
 
-    def _start_decoding(self, live: _Live, token_s: float) -> None:
+    def _start_decoding(self, live: Live, token_s: float) -> None:
         live.decoding = True
         live.since = self._ordinal
         if self._keep_segments:
             live.segments += ((token_s, self._ordinal, 0),)
 
-    def _stop_decoding(self, live: _Live) -> None:
+    def _stop_decoding(self, live: Live) -> None:
         """Close a stretch of decode steps."""
         live.decoding = False
         if live.since < 0:
@@ -367,7 +342,7 @@ class Recorder:
         decode = self._plan.decode if self._plan is not None else _NONE
         return decode is _ALL or (not isinstance(decode, Decode) and request_id in decode)
 
-    def _write(self, live: _Live, finish_s: float, reason: str, output_tokens: int) -> None:
+    def _write(self, live: Live, finish_s: float, reason: str, output_tokens: int) -> None:
         if len(self._requests) >= _BATCH or len(self._steps) >= _BATCH:
             self._flush()
         request = live.request
