@@ -10,8 +10,8 @@ from policies.core.request import Request
 class Live:
     """What the record knows of a request that has not ended.
 
-    ``since`` is the ordinal of the emitting step from which on it decodes (-1: it pauses), ``lost`` the tokens whose KV a
-    preemption threw away, ``segments`` as of ``RequestRow``. Times are NaN until they happen.
+    ``since`` is the ordinal of the emitting step from which on it decodes (-1: it pauses), ``lost`` the tokens whose KV
+    a preemption threw away, ``segments`` as of ``RequestRow``. Times are NaN until they happen.
     """
 
     __slots__ = (
