@@ -232,7 +232,7 @@ def test_rows_of_a_workload_by_profile() -> None:
         ({"generator": "constant", "rate_per_s": 0.5}, lambda row: row),
         ({"max_tokens": 7}, lambda row: row._replace(max_tokens=7)),
     ],
-    ids=str,
+    ids=("rate", "scale", "clients", "closed loop", "constant", "limit"),
 )
 def test_keys_change_only_what_they_name(keys: dict[str, object], change: object) -> None:
     assert callable(change)
