@@ -204,11 +204,16 @@ class SlotServer(Gated):
         return Chunk(row.id, start, count, end == row.num_tokens)
 
     def horizon(self) -> Horizon:
-        """Until a slot is released; requests that wait for one hide later ones."""
-        is_waiting = bool(self.waiting or self.begun)
+        """Until a slot is released; requests that wait hide later ones, unless a slot is free for one that comes."""
+        hides_none = self._num_free_slots > 0 or not (self.waiting or self.begun)
         if self._lacks_cells or self.rejected or (self.cont_batching and (self.begun or self.partial)):
             return Horizon(0, True)
-        return Horizon(self.decode.free_steps() if self.kv_unified else _FOREVER, not is_waiting)
+        return Horizon(self.decode.free_steps() if self.kv_unified else _FOREVER, hides_none)
+
+    def skip(self, steps: int) -> Sequence[Grant]:
+        """Blocks of further steps of a quiet run; who has come by then is deferred, as a plan would find."""
+        self._num_deferred = len(self.waiting)
+        return super().skip(steps)
 
     # -- a pool that runs out ----------------------------------------------------------------------------------------
 
