@@ -74,6 +74,7 @@ laws: $(DEVELOP)
 	BATCHSCOPE_LAWS_REQUESTS=400000 $(PYTEST) -v -o faulthandler_timeout=0 tests/laws
 
 clean:
-	find . -name '*.so' -not -path './.venv/*' -delete
+	find policies traces sim gpu_backend calibrate -name '*.so' -delete
+	rm -f *__mypyc.*.so
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist
 	find policies traces sim gpu_backend calibrate tests -name __pycache__ -type d -prune -exec rm -rf {} +

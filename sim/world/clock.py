@@ -49,11 +49,9 @@ class Clock(Environment):
         heappush(self._queue, (time_s, order, next(self._eid), event))  # type: ignore[misc]
         return event
 
-    def run(self, until: object = None) -> None:
-        """Let everything happen, in order, until nothing is left. SimPy's own loop passes each event through ``step``
+    def drain(self) -> None:
+        """Let everything happen, in order, until nothing is left. SimPy's ``run`` passes each event through ``step``
         and looks whether it failed; timed events cannot."""
-        if until is not None:
-            raise NotImplementedError("this clock runs until nothing is left to happen; end() leaves nothing")
         queue = self._queue
         while queue:
             self._now, _, _, event = heappop(queue)
@@ -77,5 +75,5 @@ class Clock(Environment):
         return not self._queue or self._queue[0][0] > self._now
 
     def end(self) -> None:
-        """Drop every event, so that ``run`` returns."""
+        """Drop every event, so that ``drain`` returns."""
         self._queue.clear()

@@ -89,7 +89,7 @@ class World:
             self.clock.event_at(max_time_s, At.STOP, lambda event: self.replica.stop())
         status, message = "completed", ""
         try:
-            self.clock.run()
+            self.clock.drain()
         except RunError as error:
             status, message = error.status, str(error)
         end_s = self.replica.last_boundary_s
