@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from policies.core.errors import UserError
 from sim.report import bound, distributions, gantt
-from sim.report.charts import TOP_PX, Figure, one_panel
+from sim.report.charts import one_panel
+from sim.report.document import Chart, chart_of, part_of, rendered, write_html
 from sim.report.figures import (
     Table,
     config_table,
@@ -25,14 +24,10 @@ from sim.report.figures import (
 from sim.report.finding import find, shared_facts
 from sim.report.lives import chosen_lives, in_words
 from sim.report.over_time import X_TITLE, time_panels
-from sim.report.palette import area_sample, line_sample
 from sim.report.view import RunView, arrival_and_end_rates, side_by_side
 from sim.report.words import CAUSES, GLOSSARY, METRICS
-from sim.runs import write_whole
-from sim.summary import VERSION
 from sim.wording import digits, percent, seconds
 
-HERE = Path(__file__).parent
 REPORT_NAME = "report.html"
 """Its file in a run folder."""
 
@@ -56,28 +51,6 @@ _INTERVALS = (
     " not keep up."
 )
 
-_UNIT = re.compile(r"(?<=\d) (?=(?:s|ms|%|GB|MB)(?!\w))|(?<=[<>]) (?=-?\d)")
-
-
-class Chart(NamedTuple):
-    """A figure on the page, with what it says in words, and the same as a table."""
-
-    id: str
-    title: str
-    caption: str
-    parts: list[Part]
-    table: Table | None
-
-
-class Part(NamedTuple):
-    """A plot of a chart: its own title, the names of its lines as (sample, name), and what plotly draws."""
-
-    id: str
-    title: str
-    legend: list[tuple[str, str]]
-    json: str
-    height_px: int
-
 
 def write_page(
     views: Sequence[RunView], path: Path | str, *, paired: bool = True, notices: Sequence[str] = ()
@@ -86,28 +59,16 @@ def write_page(
 
     Takes the place of an older page; raises a UserError rather than of another file.
     """
-    path = Path(path)
-    if path.is_file() and not _is_page(path):
-        raise UserError(f"{path}: exists and is no page; name a new file")
-    write_whole(path, page(views, paired=paired, notices=notices))
-    return path
-
-
-def _is_page(path: Path) -> bool:
-    with path.open("rb") as stream:
-        return stream.read(20).lstrip().lower().startswith(b"<!doctype html") or not path.stat().st_size
+    return write_html(path, page(views, paired=paired, notices=notices))
 
 
 def page(views: Sequence[RunView], *, paired: bool = True, notices: Sequence[str] = ()) -> str:
     """The HTML text of the page. ``paired``: with differences request by request; ``notices`` say what a reader must
     know of them."""
-    from jinja2 import Environment, FileSystemLoader
-
     views = side_by_side(views)
-    environment = Environment(loader=FileSystemLoader(HERE), autoescape=True, trim_blocks=False, finalize=_glued)
     one = len(views) == 1
-    return environment.get_template("page.html.j2").render(
-        version=VERSION,
+    return rendered(
+        "page.html.j2",
         title=_title(views),
         intro=_INTRO,
         sections=[(key, f"{number}. {name}") for number, (key, name) in enumerate(SECTIONS.items(), 1)],
@@ -122,25 +83,7 @@ def page(views: Sequence[RunView], *, paired: bool = True, notices: Sequence[str
         bound_tables=_bound_tables(views),
         config_table=None if one else config_table(views),
         runs=[{"label": view.label, "toml": view.toml} for view in views],
-        css=(HERE / "page.css").read_text(encoding="utf-8"),
-        script=(HERE / "page.js").read_text(encoding="utf-8"),
-        plotly_js=_plotly_js(),
     )
-
-
-def _glued(value: object) -> object:
-    """Numbers stay in one line with their units, in all text but what is escaped already: scripts and run.toml."""
-    return _UNIT.sub("\u00a0", value) if type(value) is str else value
-
-
-def _plotly_js() -> str:
-    """The library as plotly ships it, found without importing plotly."""
-    from importlib.util import find_spec
-
-    found = find_spec("plotly")
-    assert found is not None
-    assert found.origin is not None
-    return (Path(found.origin).parent / "package_data" / "plotly.min.js").read_text(encoding="utf-8")
 
 
 def _title(views: Sequence[RunView]) -> str:
@@ -160,44 +103,6 @@ def _tables(views: Sequence[RunView], paired: bool) -> list[Table]:
     return tables
 
 
-def _chart(
-    key: str, title: str, caption: str, figure: Figure | None, table: Table | None = None
-) -> Iterable[Chart]:
-    if figure is not None:
-        yield Chart(f"chart-{key}", title, caption, [_part(f"plot-{key}", "", figure)], table)
-
-
-def _part(key: str, title: str, figure: Figure) -> Part:
-    # The legend stands above the plot, where it wraps with the page.
-    margin = figure.layout["margin"]
-    height_px = figure.layout["height"] - (margin["t"] - TOP_PX)
-    layout = {**figure.layout, "showlegend": False, "margin": {**margin, "t": TOP_PX}, "height": height_px}
-    # "</" would end the script element that holds it.
-    text = Figure(figure.data, layout).to_json().replace("</", "<\\/")
-    legend = legend_of(figure, key)
-    return Part(key, title, legend if len(legend) > 1 or title else [], text, int(height_px))
-
-
-def legend_of(figure: Figure, key: str) -> list[tuple[str, str]]:
-    """Sample and name of each line and area that has a name."""
-    entries: dict[str, str] = {}
-    for number, trace in enumerate(figure.data):
-        if trace.get("showlegend") is False or "name" not in trace:
-            continue
-        if trace["type"] == "bar":
-            marker = trace["marker"]
-            pattern = marker.get("pattern", {})
-            colour = pattern.get("fgcolor") or marker["color"]
-            sample = area_sample(colour, pattern.get("shape", ""), f"{key}-{number}")
-        elif "stackgroup" in trace:
-            shape = trace.get("fillpattern", {}).get("shape", "")
-            sample = area_sample(trace["line"]["color"], shape, f"{key}-{number}")
-        else:
-            sample = line_sample(trace["line"]["color"], trace["line"].get("dash", "solid"))
-        entries.setdefault(trace["name"], sample)
-    return [(sample, name) for name, sample in entries.items()]
-
-
 def _time_charts(views: Sequence[RunView]) -> Iterable[Chart]:
     caption = (
         "All panels share the time axis; drag to zoom, double-click to come back. Bands tell, for each interval, why"
@@ -210,7 +115,7 @@ def _time_charts(views: Sequence[RunView]) -> Iterable[Chart]:
     parts = []
     for number, panel in enumerate(panels):
         figure = one_panel(panel, X_TITLE, x_range, last=number == len(panels) - 1)
-        parts.append(_part(f"plot-time-{number}", panel.title, figure))
+        parts.append(part_of(f"plot-time-{number}", panel.title, figure))
     yield Chart("chart-time", "The run over time" if len(views) == 1 else "The runs over time", caption, parts, table)
 
 
@@ -266,21 +171,21 @@ def _distribution_charts(views: Sequence[RunView]) -> Iterable[Chart]:
     for metric in ("ttft_s", "itl_s", "tpot_s", "e2e_s"):
         short, meaning = METRICS[metric]
         caption = f"{meaning[0].upper()}{meaning[1:]}. Read: y % of the samples take at most x; further left is faster."
-        yield from _chart(metric, short, caption, distributions.ecdf(views, metric))
+        yield from chart_of(metric, short, caption, distributions.ecdf(views, metric))
     area = "; the area holds the middle 80 %" if len(views) == 1 else ""
     for key, make, what in (
         ("prompt", distributions.ttft_by_prompt, "length of the prompt"),
         ("arrival", distributions.ttft_by_arrival, "time of arrival"),
     ):
         caption = f"Each point is the median of one of at most 20 equally large classes of requests{area}."
-        yield from _chart(f"ttft-{key}", f"TTFT by {what}", caption, make(views))
+        yield from chart_of(f"ttft-{key}", f"TTFT by {what}", caption, make(views))
     header = ("cause", "gaps", "half are at most", "99 % are at most", "share of the time")
     for number, view in enumerate(views):
         of = f", {view.label}" if len(views) > 1 else ""
         table = Table(f"Gaps between tokens by cause{of}", header, distributions.gap_rows(view))
         caption = "From the median (circle) to the 99th percentile (diamond) of the gaps between tokens."
         title = f"Why gaps between tokens are long{of}"
-        yield from _chart(f"gaps-{number}", title, caption, distributions.gaps_by_cause(view, views), table)
+        yield from chart_of(f"gaps-{number}", title, caption, distributions.gaps_by_cause(view, views), table)
 
 
 def _request_charts(views: Sequence[RunView]) -> Iterable[Chart]:
@@ -299,7 +204,7 @@ def _request_charts(views: Sequence[RunView]) -> Iterable[Chart]:
         )
         rows = [(f"#{life.row.id}", life.chosen, in_words(life)) for life in lives]
         table = Table(f"These requests in words{of}", ("request", "chosen as", "what happened"), rows)
-        yield from _chart(f"lives-{number}", f"Lives of requests{of}", caption, gantt.gantt(lives), table)
+        yield from chart_of(f"lives-{number}", f"Lives of requests{of}", caption, gantt.gantt(lives), table)
 
 
 def _kinds(lives: Sequence[Any]) -> str:
@@ -311,7 +216,7 @@ def _kinds(lives: Sequence[Any]) -> str:
 
 def _bound_charts(views: Sequence[RunView]) -> Iterable[Chart]:
     caption = "Solid: achieved over the whole run. Hatched: the bound."
-    yield from _chart("bound", "Output tokens a second", caption, bound.against_bound(views))
+    yield from chart_of("bound", "Output tokens a second", caption, bound.against_bound(views))
 
 
 _CHARTS: dict[str, Callable[[Sequence[RunView]], Iterable[Chart]]] = {
