@@ -7,6 +7,7 @@
     |   +-- CatalogError     an unknown model, card, preset or policy
     |   +-- CostFileError    a cost file that is missing, malformed, or physically impossible
     |   +-- LogError         a decision log that cannot be read
+    |   +-- WeightsError     a model folder or file whose weights cannot be loaded
     +-- RunError             exit code 3: the run ended without completing
     |   +-- EngineDied       the real engine dies here (``faithful``)
     |   +-- Stuck            requests wait and nothing can ever run
@@ -48,6 +49,10 @@ class CostFileError(UserError):
 
 class LogError(UserError):
     """A decision log that cannot be read; names file and line."""
+
+
+class WeightsError(UserError):
+    """A model's folder or file that cannot be loaded: missing, damaged, of another shape or architecture."""
 
 
 class RunError(BatchscopeError):
