@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from gpu_backend.extras import require
 from policies.core.errors import ConfigError, closest
 
 if TYPE_CHECKING:
@@ -133,17 +134,11 @@ def load_ops(kind: str, *, batch_invariant: bool = False) -> Ops:
     """
     if kind not in KINDS:
         raise ConfigError(f"ops = {kind!r}: choose one of {', '.join(KINDS)}{closest(kind, KINDS)}")
-    try:
-        if kind == "torch":
-            from gpu_backend.torch_ops import TorchOps
+    require("torch", *(("triton",) if kind == "triton" else ()), extra="gpu")
+    if kind == "torch":
+        from gpu_backend.torch_ops import TorchOps
 
-            return TorchOps(batch_invariant=batch_invariant)
-        from gpu_backend.triton_ops import TritonOps
+        return TorchOps(batch_invariant=batch_invariant)
+    from gpu_backend.triton_ops import TritonOps
 
-        return TritonOps(batch_invariant=batch_invariant)
-    except ModuleNotFoundError as error:
-        if error.name not in ("torch", "triton"):
-            raise
-        raise ConfigError(
-            f"ops = {kind!r}: {error.name} is not installed; pip install 'batchscope[gpu]'"
-        ) from error
+    return TritonOps(batch_invariant=batch_invariant)

@@ -33,9 +33,7 @@ class TorchOps:
         y = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
         return (y * weight_E).to(x_TE.dtype)
 
-    def add_rms_norm(
-        self, x_TE: Tensor, residual_TE: Tensor, weight_E: Tensor, eps: float
-    ) -> tuple[Tensor, Tensor]:
+    def add_rms_norm(self, x_TE: Tensor, residual_TE: Tensor, weight_E: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         """``Ops.add_rms_norm``."""
         total = x_TE + residual_TE
         return self.rms_norm(total, weight_E, eps), total
