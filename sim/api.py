@@ -78,9 +78,9 @@ class Setup(NamedTuple):
     notices: tuple[str, ...]
 
 
-def prepare(config: RunConfig, remarks: Sequence[str] = ()) -> Setup:
+def prepare(config: RunConfig, remarks: Sequence[str] = (), *, costs: CostModel | None = None) -> Setup:
     """Look everything up and build the policy; every user error is raised here. ``remarks`` on the configuration become
-    the first notices."""
+    the first notices. ``costs`` takes the place of the cost model that the configuration names."""
     shape, device = shape_of(config), card(config.hardware.name)
     chosen, custom = choose(config.engine.preset, config.engine.policy)
     parameters = resolve(
@@ -88,7 +88,8 @@ def prepare(config: RunConfig, remarks: Sequence[str] = ()) -> Setup:
     )
     parameters = parameters.with_own(config.policy.to_dict())
     num_gpu_blocks = _num_gpu_blocks(config, shape, device, parameters)
-    costs = costs_of(config, shape, device, parameters.preset)
+    if costs is None:
+        costs = costs_of(config, shape, device, parameters.preset)
     services = SimServices(costs)
     workload = build_source(config.workload, parameters.max_model_len)
     policy, options = build_policy(

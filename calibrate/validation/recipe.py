@@ -1,0 +1,125 @@
+"""A recipe: how long the steps of one engine take on one card, from operator tables and a few figures fitted to
+measured runs.
+
+    step = layers x (linear + attention) + head + host
+
+Operator times are those of a shipped cost file for the card, or of its sister (the same chip with slower memory: what
+reads memory takes longer by the ratio of the bandwidths), or the roofline's where no file has the model's layers.
+Fitted are ``base_s`` and ``per_seq_s`` of the host, and factors near 1 on what reading weights and KV takes; then,
+apart, the memory that is no KV pool (``reserve_bytes``).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import NamedTuple
+
+from policies.catalog import Card, ModelShape, card, model
+from policies.presets import preset
+from sim.costs.costfile import CostFile, read_cost_file
+from sim.costs.links import link_of
+from sim.costs.load import shipped, shipped_path
+from sim.costs.model import CostModel
+from sim.costs.pool import DEFAULT_RESERVE_BYTES
+from sim.costs.roofline import roofline
+from sim.costs.terms import DecodeTerm, GraphTerm, HeadTerm, HostTerm, LinearTerm
+
+SISTERS = {"a100-40gb": "a100-80gb"}
+"""Cards whose operators were not measured, and the card of the same chip whose were."""
+
+_READ_ONLY_TOKENS = 64
+"""Up to so many tokens a layer of A100 takes as long as its weights take to be read (docs/costs.md)."""
+
+
+class Recipe(NamedTuple):
+    """The fitted figures. ``weights`` and ``kv`` multiply the time that reading weights and KV takes; ``parallel_s`` is
+    added to the host's time of a step where several GPUs share the model."""
+
+    base_s: float
+    per_seq_s: float
+    weights: float = 1.0
+    kv: float = 1.0
+    parallel_s: float = 0.0
+    reserve_bytes: int = DEFAULT_RESERVE_BYTES
+
+    def host(self, tp: int) -> HostTerm:
+        """Host time of a step on a group of ``tp`` GPUs."""
+        return HostTerm(self.base_s + self.parallel_s * (tp > 1), self.per_seq_s)
+
+
+def costs_of(recipe: Recipe, shape: ModelShape, device: Card, preset_name: str) -> CostModel:
+    """The cost model of a model's part on a card under a recipe, with the graphs of the preset."""
+    graphs = preset(preset_name).graphs
+    return CostModel(
+        terms_of(shape, device, recipe.weights, recipe.kv),
+        shape,
+        device,
+        recipe.host(shape.tp),
+        graphs=GraphTerm(*graphs) if graphs else GraphTerm(),
+        all_reduce=link_of(device, shape.tp).all_reduce,
+    )
+
+
+def terms_of(shape: ModelShape, device: Card, weights: float = 1.0, kv: float = 1.0) -> CostFile:
+    """The operator terms of a model's part on a card.
+
+    Attention of models without grouped heads is the roofline's: the tables that have it come from other kernels than
+    those of the engines (FlashInfer; kernels that do not split long contexts).
+    """
+    own = roofline(shape, device)
+    named = file_for(shape, device)
+    if named is None:
+        return own._replace(linear=_slower(own.linear, weights), decode=_reads(own.decode, kv))
+    file, measured = named
+    ratio = measured.bytes_per_s / device.bytes_per_s
+    decode = own.decode if shape.heads == shape.kv_heads else _reads(file.decode, ratio)
+    head = own.head
+    if file.model == shape.name or model(file.model).vocab == shape.vocab * shape.tp:
+        head = HeadTerm(file.head.num_rows, _read_bound(file.head.num_rows, file.head.seconds, ratio * weights))
+    return file._replace(
+        card=device.name,
+        model=shape.name,
+        linear=_slower(file.linear, ratio * weights),
+        decode=_reads(decode, kv)._replace(uneven_s=decode.uneven_s),
+        head=head,
+    )
+
+
+def file_for(shape: ModelShape, device: Card) -> tuple[CostFile, Card] | None:
+    """A shipped cost file of a model with the same layers, on this card or its sister, and the card it is of."""
+    if (shape.weight_bits, shape.kv_bits) != (16, 16):
+        return None
+    places = [SISTERS[device.name]] if device.name in SISTERS else [device.name]
+    for place in places:
+        for file in map(_file, shipped()):
+            if (file.card, file.tp) == (place, shape.tp) and _layers(model(file.model).shard(file.tp)) == _layers(shape):
+                return file, card(place)
+    return None
+
+
+@cache
+def _file(stem: str) -> CostFile:
+    place, name, *group = stem.split("_")
+    return read_cost_file(shipped_path(name, place, int(group[0].removeprefix("tp")) if group else 1))
+
+
+def _layers(shape: ModelShape) -> tuple[object, ...]:
+    """What decides the time of a layer."""
+    return shape.hidden, shape.intermediate, shape.heads, shape.kv_heads, shape.head_dim, shape.layers, shape.gated_mlp
+
+
+def _slower(term: LinearTerm, factor: float) -> LinearTerm:
+    return term._replace(seconds=_read_bound(term.num_tokens, term.seconds, factor))
+
+
+def _read_bound(counts: tuple[int, ...], seconds: tuple[float, ...], factor: float) -> tuple[float, ...]:
+    """Times of few tokens multiplied; those of more are compute's, and no shorter than the last of the few."""
+    few = [value * factor for count, value in zip(counts, seconds, strict=True) if count <= _READ_ONLY_TOKENS]
+    least = few[-1] if few else 0.0
+    return (*few, *(max(value, least) for value in seconds[len(few) :]))
+
+
+def _reads(term: DecodeTerm, factor: float) -> DecodeTerm:
+    """What the context adds multiplied; the time without context is launch and latency."""
+    rows = (tuple(row[0] + (value - row[0]) * factor for value in row) for row in term.seconds)
+    return term._replace(seconds=tuple(rows), uneven_s=term.uneven_s * factor)
