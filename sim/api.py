@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-import signal
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -20,6 +18,7 @@ from policies.presets import EngineOptions, Parameters, build_policy, choose, re
 from sim.config import RunConfig, load_config
 from sim.costs.model import CostModel
 from sim.costs.pool import check_fits, kv_pool
+from sim.interrupts import interrupting
 from sim.machine import costs_of, model_notes, shape_of, swap_link
 from sim.notes import setup_notes
 from sim.result import Result
@@ -28,7 +27,7 @@ from sim.world.services import SimServices
 from sim.world.world import Progress, World
 from traces.workload.source import Workload, build_source
 
-__all__ = ["Result", "Setup", "prepare", "run_setup", "simulate"]
+__all__ = ["Result", "Setup", "limits_of", "prepare", "run_setup", "simulate"]
 
 
 def simulate(
@@ -78,20 +77,29 @@ class Setup(NamedTuple):
     notices: tuple[str, ...]
 
 
-def prepare(config: RunConfig, remarks: Sequence[str] = (), *, costs: CostModel | None = None) -> Setup:
+def prepare(
+    config: RunConfig,
+    remarks: Sequence[str] = (),
+    *,
+    costs: CostModel | None = None,
+    workload: Workload | None = None,
+    num_gpu_blocks: int | None = None,
+) -> Setup:
     """Look everything up and build the policy; every user error is raised here. ``remarks`` on the configuration become
-    the first notices. ``costs`` takes the place of the cost model that the configuration names."""
+    the first notices. ``costs`` and ``workload`` take the place of what the configuration names; ``num_gpu_blocks``
+    are those that a real device holds, whatever the card of the catalog does."""
     shape, device = shape_of(config), card(config.hardware.name)
     chosen, custom = choose(config.engine.preset, config.engine.policy)
     parameters = resolve(
         chosen, config.engine.to_dict(), max_model_len=shape.max_model_len, card=device, custom=custom
     )
     parameters = parameters.with_own(config.policy.to_dict())
-    num_gpu_blocks = _num_gpu_blocks(config, shape, device, parameters)
+    if num_gpu_blocks is None:
+        num_gpu_blocks = _num_gpu_blocks(config, shape, device, parameters)
     if costs is None:
         costs = costs_of(config, shape, device, parameters.preset)
     services = SimServices(costs)
-    workload = build_source(config.workload, parameters.max_model_len)
+    workload = workload or build_source(config.workload, parameters.max_model_len)
     policy, options = build_policy(
         parameters,
         num_gpu_blocks=num_gpu_blocks,
@@ -164,9 +172,9 @@ def run_setup(
         progress=progress,
     )
     setup.services.lengths = world.clients.unanswered
-    world.clients.slo = _limits(setup.config)
+    world.clients.slo = limits_of(setup.config)
     loop_started_s = time.process_time()
-    with _no_garbage_collection(), _interrupts(world) if interruptible else nullcontext():
+    with _no_garbage_collection(), interrupting(world.interrupt) if interruptible else nullcontext():
         try:
             outcome = world.run(setup.workload, writer, sim.max_time_s)
         except UserError:  # such as a class from a file that broke a rule: what it made up is no record
@@ -178,7 +186,7 @@ def run_setup(
     return Result(summary, metrics, message, notices, folder, toml=toml, memory=memory, digest=digest)
 
 
-def _limits(config: RunConfig) -> Slo | None:
+def limits_of(config: RunConfig) -> Slo | None:
     """The limits that every request carries, if there are any."""
     slo = Slo(**config.slo.to_dict())  # type: ignore[arg-type]
     return slo if any(limit is not None for limit in slo) else None
@@ -201,26 +209,3 @@ def _no_garbage_collection() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
-
-
-@contextmanager
-def _interrupts(world: World) -> Iterator[None]:
-    """The first SIGINT or SIGTERM (what batch systems send) stops the world, the second one does what it always does.
-    Outside the main thread, where signals cannot be handled, nothing is changed."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(number: int, frame: object) -> None:
-        restore()
-        world.interrupt()
-
-    def restore() -> None:
-        for number, handler in before.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        restore()

@@ -24,10 +24,14 @@ def setup_notes(
     parameters: Parameters, workload: Workload, costs: CostModel, remarks: Sequence[str] = ()
 ) -> tuple[str, ...]:
     """Notes on what is going to run, after ``remarks`` on its configuration."""
-    reads_limits = _reads_limits(parameters)
-    notes = [note for note in workload.notices if reads_limits or not note.endswith(EXACT_LIMITS)]
     host = () if costs.host.at(1) else (NO_HOST_TERM,)
-    return (*remarks, *notes, *_roofline_note(costs), *host)
+    return (*remarks, *workload_notes(parameters, workload), *_roofline_note(costs), *host)
+
+
+def workload_notes(parameters: Parameters, workload: Workload) -> tuple[str, ...]:
+    """Notes on the requests, as far as they matter to these policies."""
+    reads_limits = _reads_limits(parameters)
+    return tuple(note for note in workload.notices if reads_limits or not note.endswith(EXACT_LIMITS))
 
 
 def _roofline_note(costs: CostModel) -> tuple[str, ...]:
@@ -69,6 +73,19 @@ def run_notes(setup: Setup, outcome: Outcome, metrics: RunMetrics) -> tuple[str,
             at = f"their max_tokens or at {at}"
         notes.append(f"{cut:,} {'answer was' if cut == 1 else 'answers were'} cut at {at} (reason length)")
     return tuple(notes)
+
+
+def unserved(setup: Setup, metrics: RunMetrics) -> str:
+    """Says so where every request was refused or did not fit; else ""."""
+    counts, kv = metrics.counts, setup.policy.kv
+    if not metrics.offered or counts["rejected"] + counts["failed"] < metrics.offered:
+        return ""
+    reasons = ", ".join(f"{name} {count:,}" for name, count in metrics.reasons.items())
+    length, tokens = setup.parameters.max_model_len, kv.num_blocks * kv.block_size
+    return (
+        f"no request at all could be served ({reasons}); give requests that fit engine.max_model_len = {length} "
+        f"and a KV pool of {tokens:,} tokens, or raise these"
+    )
 
 
 def _limits_are_lengths(setup: Setup) -> bool:

@@ -16,7 +16,7 @@ from policies.core.protocols import StepObserver
 from policies.core.request import Request, Slo
 from sim.costs.floor import bound_output_tokens_per_s
 from sim.extrapolation import ExtrapolationSink
-from sim.notes import group_name, run_notes
+from sim.notes import group_name, run_notes, unserved
 from sim.runs import claim, write_whole
 from sim.step_terms import StepTerms
 from sim.summary import CostModelFacts, RunFacts, build_summary, to_json
@@ -98,7 +98,7 @@ class RunWriter:
         if record == "decisions" and folder is not None:
             self._stream = (folder / "decisions.jsonl").open("w", encoding="utf-8")
             self._decisions = DecisionWriter(
-                setup.policy, line_writer(self._stream), config=_log_config(setup)
+                setup.policy, line_writer(self._stream), config=log_config(setup, "simulated")
             )
             self.observer = Tee(self._recorder, self._decisions)
 
@@ -140,7 +140,7 @@ class RunWriter:
         slo = setup.config.slo
         self._close_log(outcome)
         metrics = self._metrics.result(Slo(slo.ttft_s, slo.itl_s, slo.tpot_s, slo.e2e_s))
-        message = outcome.message or self._unserved(metrics)
+        message = outcome.message or unserved(setup, metrics)
         notices = self._with_range((*setup.notices, *run_notes(setup, outcome, metrics)))
         notes = (*((message,) if message else ()), *notices)
         facts = self._facts(outcome, metrics, loop_cpu_s, started_s, notes)
@@ -158,18 +158,6 @@ class RunWriter:
         if notice.startswith("WARNING: "):
             return (notice, *notices)
         return (*notices, notice) if notice else notices
-
-    def _unserved(self, metrics: RunMetrics) -> str:
-        """Says so where every request was refused or did not fit; else ""."""
-        counts, kv = metrics.counts, self._setup.policy.kv
-        if not metrics.offered or counts["rejected"] + counts["failed"] < metrics.offered:
-            return ""
-        reasons = ", ".join(f"{name} {count:,}" for name, count in metrics.reasons.items())
-        length, tokens = self._setup.parameters.max_model_len, kv.num_blocks * kv.block_size
-        return (
-            f"no request at all could be served ({reasons}); give requests that fit engine.max_model_len = {length} "
-            f"and a KV pool of {tokens:,} tokens, or raise these"
-        )
 
     def _facts(
         self,
@@ -230,9 +218,9 @@ class RunWriter:
         )
 
 
-def _log_config(setup: Setup) -> dict[str, object]:
+def log_config(setup: Setup, how: str) -> dict[str, object]:
     """First line of a decision log: the settings under the names of the recorded logs, so that ``policies conform``
-    replays the log of an engine it knows."""
+    replays the log of an engine it knows. ``how`` the steps ran: simulated or measured."""
     kv, parameters = setup.policy.kv, setup.parameters
     preset, custom = parameters.preset, parameters.custom
     unknown = (preset.system, preset.name, preset.version) if custom is None else ("custom", custom, "")
@@ -246,7 +234,7 @@ def _log_config(setup: Setup) -> dict[str, object]:
     if values.pop("swap_space_bytes", None) is not None:
         values["num_cpu_blocks"] = kv.cpu_pool.num_blocks
     return {
-        "scenario": f"simulated-{preset.name}",
+        "scenario": f"{how}-{preset.name}",
         "system": system,
         "engine": engine,
         "version": version,
