@@ -26,6 +26,8 @@ VERBS = {
     "report": Verb("sim.cli.report:report", "Rebuild the page of a run; write its timeline for Perfetto."),
     "compare": Verb("sim.cli.compare:compare", "Several runs in one picture, with paired differences."),
     "explain": Verb("sim.cli.explain:explain", "Who waited for what, and why: one request or one step of a run."),
+    "diagnose": Verb("sim.cli.diagnose:diagnose", "What limits a run, and what helps, each advice simulated."),
+    "sweep": Verb("sim.cli.sweep:sweep", "Many runs that differ in some keys: grid, random or search; resumable."),
     "keys": Verb("sim.cli.keys:keys", "List every key of RUN.toml and --set: kind, default, meaning."),
     "traces": Verb("sim.cli.traces:traces", "List workload profiles; inspect, make, convert and fit traces."),
     "policies": Verb("sim.cli.policies:policies", "List and explain presets; check decisions against recorded logs."),

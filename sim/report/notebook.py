@@ -19,11 +19,12 @@ def as_html(view: RunView) -> str:
     """An HTML fragment without scripts or style sheets, which takes the colours of its surroundings."""
     rates = Table("Rates, memory, preemptions", ("", "value", "what it is"), rate_rows(view.summary))
     sentences = " ".join(escape(text) for text in find([view]).lead)
-    more = f"<details><summary>More</summary>{_table(rates)}</details>"
-    return f"<div><p>{sentences}</p>{_table(latency_table(view))}{_picture(view)}{more}</div>"
+    more = f"<details><summary>More</summary>{table_html(rates)}</details>"
+    return f"<div><p>{sentences}</p>{table_html(latency_table(view))}{_picture(view)}{more}</div>"
 
 
-def _table(table: Table) -> str:
+def table_html(table: Table) -> str:
+    """A table as HTML."""
     head = "".join(f"<th>{escape(cell)}</th>" for cell in table.header)
     rows = "".join(_row(row) for row in table.rows)
     caption = f"<caption>{escape(table.caption)}</caption>"

@@ -1,0 +1,1 @@
+"""From one run to an answer: sweeps, capacity, diagnosis, claims."""

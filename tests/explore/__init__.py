@@ -1,0 +1,1 @@
+"""Sweeps, capacity, diagnosis and claims."""
