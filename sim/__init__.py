@@ -1,5 +1,7 @@
-"""The simulated world and the command line. ``from sim import simulate`` runs one configuration; ``diagnose`` says what
-limits a run, and what helps."""
+"""The simulated world and the command line.
+
+``from sim import simulate`` runs one configuration, ``sweep`` many that differ in some keys.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +9,17 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from sim.api import simulate
-    from sim.explore.diagnose import diagnose
+    from sim.explore.sweep import sweep
 
-__all__ = ["diagnose", "simulate"]
+__all__ = ["simulate", "sweep"]
 
-_PLACES = {"diagnose": "sim.explore.diagnose", "simulate": "sim.api"}
+_HOMES = {"simulate": "sim.api", "sweep": "sim.explore.sweep"}
 
 
 def __getattr__(name: str) -> object:
     """Load a function on first use, so that ``import sim`` stays free of SimPy and numpy."""
-    if name in _PLACES:
+    if name in _HOMES:
         from importlib import import_module
 
-        return getattr(import_module(_PLACES[name]), name)
+        return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -33,6 +33,7 @@ __all__ = [
     "WorkloadConfig",
     "config_from_tables",
     "load_config",
+    "merged_tables",
 ]
 
 
@@ -105,6 +106,20 @@ def load_config(
     paths of a vLLM log and of its saved /metrics page: what they and ``engine.vllm_args`` say is set where nothing else
     is given; ``taken`` takes a line for each such setting (sim/engine_facts.py). Raises ConfigError.
     """
+    tables = merged_tables(source, overrides, remarks, **flags)
+    if engine_log is not None or metrics_page is not None or "vllm_args" in tables.get("engine", {}):
+        _take_facts(tables, engine_log, metrics_page, remarks, taken)
+    return config_from_tables(tables)
+
+
+def merged_tables(
+    source: str | Mapping[str, object] | None,
+    overrides: Sequence[str] = (),
+    remarks: list[str] | None = None,
+    **flags: object,
+) -> dict[str, dict[str, object]]:
+    """The tables that ``load_config`` checks, for those who go on with tables: ``source`` with ``flags`` and
+    ``overrides`` over it. Raises ConfigError for unknown sections and flags; keys and values are not looked at."""
     base = (read_toml(source) if source else {}) if source is None or isinstance(source, str) else source
     _check_sections(base)
     tables = {name: table_of(table, name) for name, table in base.items()}
@@ -122,9 +137,7 @@ def load_config(
         remarks.append(replaced)
     for name, table in given.items():
         tables[name] = _merged(tables.get(name, {}), table)
-    if engine_log is not None or metrics_page is not None or "vllm_args" in tables.get("engine", {}):
-        _take_facts(tables, engine_log, metrics_page, remarks, taken)
-    return config_from_tables(tables)
+    return tables
 
 
 def _take_facts(

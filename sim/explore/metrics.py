@@ -1,0 +1,110 @@
+"""The metrics that sweeps tabulate and limits name: one flat name each, with its unit at the end, as ``ttft_p99_s``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+from policies.core.errors import ConfigError, closest
+from sim.wording import digits, percent, seconds
+
+STATISTICS = ("mean", "p50", "p90", "p95", "p99")
+LATENCIES = {
+    "ttft": "time to first token",
+    "itl": "gap between two tokens",
+    "tpot": "time per output token",
+    "e2e": "time to the last token",
+    "queue": "time before the first step",
+    "normalized_latency": "time to the last token, per output token",
+}
+"""Latencies of a summary, without their unit, and what they are."""
+
+
+class Metric(NamedTuple):
+    """One number of a summary: where it lies there, what it is, how a person reads it, and whether less is better
+    (None: neither)."""
+
+    path: tuple[str, ...]
+    about: str
+    words: Callable[[float], str] = digits
+    less_is_better: bool | None = None
+
+    def of(self, summary: Mapping[str, Any]) -> float | None:
+        """Its value in a summary; None where that has no samples for it."""
+        value: Any = summary
+        for name in self.path:
+            value = value.get(name) if isinstance(value, Mapping) else None
+        return None if value is None else float(value)
+
+
+def _latencies() -> Iterable[tuple[str, Metric]]:
+    for name, about in LATENCIES.items():
+        for statistic in STATISTICS:
+            yield f"{name}_{statistic}_s", Metric((f"{name}_s", statistic), f"{about}, {statistic}", seconds, True)
+
+
+METRICS: dict[str, Metric] = {
+    **dict(_latencies()),
+    "output_tokens_per_s": Metric(
+        ("throughput", "output_tokens_per_s"), "output tokens a second, whole run", digits, False
+    ),
+    "total_tokens_per_s": Metric(
+        ("throughput", "total_tokens_per_s"), "tokens of prompts and answers a second", digits, False
+    ),
+    "steady_output_tokens_per_s": Metric(
+        ("throughput", "steady_output_tokens_per_s"), "output tokens a second, without start and end", digits, False
+    ),
+    "bound_output_tokens_per_s": Metric(
+        ("throughput", "bound_output_tokens_per_s"), "hardware bound of output tokens a second"
+    ),
+    "requests_per_s": Metric(("throughput", "requests_per_s"), "requests finished a second", digits, False),
+    "goodput_requests_per_s": Metric(
+        ("goodput", "requests_per_s"), "requests a second within all limits of [slo]", digits, False
+    ),
+    "attainment": Metric(("goodput", "attainment"), "share of requests within all limits of [slo]", percent, False),
+    "usd_per_million_output_tokens": Metric(
+        ("cost", "usd_per_million_output_tokens"), "USD for a million output tokens", digits, True
+    ),
+    "usd_per_million_total_tokens": Metric(
+        ("cost", "usd_per_million_total_tokens"), "USD for a million tokens of prompts and answers", digits, True
+    ),
+    "usd_per_request": Metric(("cost", "usd_per_request"), "USD for a finished request", digits, True),
+    "offered": Metric(("requests", "offered"), "requests sent"),
+    "finished": Metric(("requests", "finished"), "requests finished"),
+    "rejected": Metric(("requests", "rejected"), "requests refused"),
+    "aborted": Metric(("requests", "aborted"), "requests given up by their clients"),
+    "failed": Metric(("requests", "failed"), "requests that the KV cache can never hold"),
+    "unfinished": Metric(("requests", "unfinished"), "requests under way at the end"),
+    "queue_slope_per_s": Metric(("stability", "queue_slope_per_s"), "requests that the queue gains a second"),
+    "duration_s": Metric(("duration_s",), "first arrival to last completion", seconds),
+    "kv_utilization_mean": Metric(("kv", "utilization_mean"), "KV cache in use, mean", percent),
+    "kv_utilization_max": Metric(("kv", "utilization_max"), "KV cache in use, most", percent),
+    "fragmentation_mean": Metric(("kv", "fragmentation_mean"), "KV cache reserved and empty, mean", percent, True),
+    "prefix_hit_rate_new": Metric(
+        ("kv", "prefix_hit_rate_new"), "prompt tokens of new requests found in the cache", percent, False
+    ),
+    "preemptions_recompute": Metric(("preemptions", "recompute"), "preemptions by recomputation", digits, True),
+    "preemptions_swap": Metric(("preemptions", "swap"), "preemptions by swapping", digits, True),
+    "recomputed_tokens": Metric(("preemptions", "recomputed_tokens"), "tokens computed again", digits, True),
+    "steps": Metric(("steps", "count"), "steps of the engine"),
+    "rows_mean": Metric(("steps", "rows_mean"), "requests in a step, mean"),
+    "occupancy_mean": Metric(("steps", "occupancy_mean"), "running requests over max_num_seqs, mean", percent),
+    "slot_waste": Metric(("steps", "slot_waste"), "slots of batches that did nothing", percent, True),
+}
+"""Every metric by name."""
+
+
+def metric(name: str, where: str) -> Metric:
+    """The metric of that name; raises ConfigError, which names ``where`` it was asked for."""
+    known = METRICS.get(name)
+    if known is None:
+        raise ConfigError(
+            f"{where}: '{name}' is no metric; 'batchscope sweep --metrics' lists all{closest(name, METRICS)}"
+        )
+    return known
+
+
+def metrics_of(summary: Mapping[str, Any]) -> dict[str, float]:
+    """All metrics that a summary has, by name."""
+    found = ((name, one.of(summary)) for name, one in METRICS.items())
+    return {name: value for name, value in found if value is not None}
