@@ -92,7 +92,8 @@ def file_for(shape: ModelShape, device: Card) -> tuple[CostFile, Card] | None:
     places = [SISTERS[device.name]] if device.name in SISTERS else [device.name]
     for place in places:
         for file in map(_file, shipped()):
-            if (file.card, file.tp) == (place, shape.tp) and _layers(model(file.model).shard(file.tp)) == _layers(shape):
+            is_alike = _layers(model(file.model).shard(file.tp)) == _layers(shape)
+            if is_alike and (file.card, file.tp) == (place, shape.tp):
                 return file, card(place)
     return None
 

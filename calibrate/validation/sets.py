@@ -9,9 +9,9 @@ from calibrate.validation import argonne
 from calibrate.validation.text import left_lines, recipe_line, rows_table, summary_table
 
 
-def argonne_lines(measured: Path) -> list[str]:
+def argonne_lines(data: Path) -> list[str]:
     """The leave-one-length-out experiment as a table."""
-    found = argonne.leave_one_length_out(measured / argonne.FILE)
+    found = argonne.leave_one_length_out(data / "measured" / argonne.FILE)
     lines = ["vLLM 0.5, Llama-2-7B on A100 40 GB: each length predicted from the others (LLM-Inference-Bench, Argonne)"]
     for fold in found.folds:
         lines += ["", f"without length {fold.length}: {recipe_line(fold.recipe)}", *rows_table(fold.rows)]
@@ -34,4 +34,4 @@ def argonne_lines(measured: Path) -> list[str]:
 
 
 SETS: Mapping[str, Callable[[Path], list[str]]] = {"argonne": argonne_lines}
-"""Name of a set, and what prints it from the folder of the measured cases."""
+"""Name of a set, and what prints it from the data folder."""

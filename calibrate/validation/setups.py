@@ -123,6 +123,9 @@ def _engine(case: Case, target: Target) -> dict[str, Any]:
         engine["max_num_seqs"] = most
     elif target.preset == "trtllm-static":
         engine["max_num_seqs"] = case.concurrency
+    if target.preset == "trtllm-static" and case.concurrency and case.prompt.mean:
+        # Such engines are built for the batch: all its prompts go in one step.
+        engine["max_num_batched_tokens"] = max(2048, round(case.concurrency * case.prompt.mean))
     for name in ("max_model_len", "num_scheduler_steps", "max_num_batched_tokens"):
         if isinstance(settings.get(name), int) and not (name == "num_scheduler_steps" and settings[name] == 1):
             engine[name] = settings[name]

@@ -1,0 +1,1 @@
+"""Results of load generators and other simulators, as requests with our definitions of their times."""
