@@ -12,7 +12,7 @@ from gpu_backend.ops import Ops
 from gpu_backend.step_batch import StepBatch
 from gpu_backend.weights import LayerWeights, Weights, load_weights, random_weights
 from policies.catalog import ModelShape, model
-from policies.core.errors import UserError, WeightsError
+from policies.core.errors import CatalogError, ConfigError, WeightsError
 
 
 class LlamaModel:
@@ -75,27 +75,40 @@ class LlamaModel:
         return o_THD.flatten(1)
 
 
-def open_model(source: str, where: Placement, *, seed: int = 0) -> LlamaModel:
+def open_model(source: str, where: Placement, *, seed: int = 0, max_model_len: int | None = None) -> LlamaModel:
     """The model of a folder of Hugging Face's layout, or random weights (by ``seed``) in a shape of the catalog.
 
-    UserError, in one line, for an unknown name, a damaged folder, another architecture or too little memory.
+    ``max_model_len`` lengthens a random model, which has learnt no positions, beyond its shape's. UserError, in one
+    line, for an unknown name, a damaged folder, another architecture, a length that weights were not trained for, or
+    too little memory.
     """
     folder = Path(source)
     if folder.is_dir():
         weights = load_weights(folder, dtype=where.dtype, device=where.device)
+        _check_length(weights.config.shape, max_model_len, folder)
     elif folder.suffix == ".gguf":
         raise WeightsError(f"{source}: convert it first, python -m gpu_backend.gguf {source} FOLDER; then name FOLDER")
     elif folder.is_file():
         raise WeightsError(f"{source}: a file; name the folder that holds config.json and *.safetensors")
     else:
-        weights = random_weights(_shape(source), dtype=where.dtype, device=where.device, seed=seed)
+        shape = _shape(source)
+        shape = shape._replace(max_model_len=max(shape.max_model_len, max_model_len or 0))
+        weights = random_weights(shape, dtype=where.dtype, device=where.device, seed=seed)
     return LlamaModel(weights.config.shape, weights, where.ops)
+
+
+def _check_length(shape: ModelShape, max_model_len: int | None, folder: Path) -> None:
+    if max_model_len is not None and max_model_len > shape.max_model_len:
+        raise ConfigError(
+            f"max_model_len = {max_model_len:,}: {folder} knows {shape.max_model_len:,} positions"
+            " (max_position_embeddings); give no more"
+        )
 
 
 def _shape(name: str) -> ModelShape:
     try:
         return model(name)
-    except UserError as error:
+    except CatalogError as error:
         if "/" in name or "\\" in name:
             raise WeightsError(f"{name}: no such folder") from None
         raise WeightsError(f"{error} (and no folder of that name is here)") from None
