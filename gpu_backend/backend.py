@@ -56,6 +56,7 @@ class ModelBackend:
     the host knows it. A token of ``stop_ids`` ends its request; lengths end the others.
 
     ``swap`` holds the CPU tier, if the policy has one; ``moved`` lists every transfer that ended, with what it took.
+    A block of the policy is a run of ``split`` in memory.
     """
 
     max_in_flight = 2
@@ -75,6 +76,7 @@ class ModelBackend:
         self.moved: list[Moved] = []
         self.runner = self._runner = runner
         self._table, self._clock, self._swap = table, clock, swap
+        self.split = table.split
         self._stop_ids, self._on_token = frozenset(stop_ids), on_token
         self._calendar = StopCalendar()
         self._in_flight: deque[_InFlight] = deque()

@@ -24,8 +24,12 @@ class RealClock:
     def __init__(self) -> None:
         self._start_s = perf_counter()
 
+    def restart(self) -> None:
+        """The run begins now."""
+        self._start_s = perf_counter()
+
     def now_s(self) -> float:
-        """Seconds since this was made."""
+        """Seconds since the start."""
         return perf_counter() - self._start_s
 
     def wait_until(self, time_s: float) -> None:

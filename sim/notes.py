@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from traces.workload.source import EXACT_LIMITS
 
@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from policies.presets import Parameters
     from sim.api import Setup
     from sim.costs.model import CostModel
-    from sim.world.world import Outcome
     from traces.metrics.accumulate import RunMetrics
     from traces.workload.source import Workload
 
@@ -56,7 +55,19 @@ def _reads_limits(parameters: Parameters) -> bool:
     return parameters.custom is not None or preset.blocks in ("token", "radix") or preset.system == "Vidur"
 
 
-def run_notes(setup: Setup, outcome: Outcome, metrics: RunMetrics) -> tuple[str, ...]:
+class Ended(Protocol):
+    """How a run ended, in either world."""
+
+    @property
+    def status(self) -> str:
+        """As in the summary."""
+
+    @property
+    def offered(self) -> int:
+        """Requests that were sent."""
+
+
+def run_notes(setup: Setup, outcome: Ended, metrics: RunMetrics) -> tuple[str, ...]:
     """Notes on what became of the requests."""
     notes = []
     sim, workload = setup.config.sim, setup.workload

@@ -10,13 +10,16 @@ _FIRST_S = 1.0
 
 
 class ProgressLine:
-    """Says on ``stream`` how far a run is, from its first second on. ``total`` requests are expected.
+    """Says on ``stream`` how far a run is, from its first second on. ``total`` requests are expected; ``passed`` says
+    what kind of seconds passed.
 
     A context manager: at the end, whatever it is, the line is cleared from a terminal.
     """
 
-    def __init__(self, total: int, label: str = "", stream: TextIO | None = None) -> None:
-        self._total = total
+    def __init__(
+        self, total: int, label: str = "", stream: TextIO | None = None, *, passed: str = " simulated"
+    ) -> None:
+        self._total, self._passed = total, passed
         self._label = f"{label}: " if label else ""
         self._stream = sys.stderr if stream is None else stream
         self._is_terminal = self._stream.isatty()
@@ -26,14 +29,14 @@ class ProgressLine:
         self._shown = False
 
     def __call__(self, simulated_s: float, ended: int) -> None:
-        """``ended`` requests, one or more, have ended by ``simulated_s`` of simulated time."""
+        """``ended`` requests, one or more, have ended by ``simulated_s`` of the run's own time."""
         now_s = monotonic()
         if now_s < self._next_s:
             return
         self._next_s = now_s + self._every_s
         took_s = now_s - self._started_s
         left_s = took_s * (self._total - ended) / ended
-        text = f"{self._label}{ended:,} of {self._total:,} requests, {simulated_s:,.0f} s simulated"
+        text = f"{self._label}{ended:,} of {self._total:,} requests, {simulated_s:,.0f} s{self._passed}"
         text += f", about {left_s:.0f} s left"
         if self._is_terminal:
             self._stream.write(f"\r\x1b[K{text}")

@@ -268,6 +268,8 @@ def _side(summary: Summary) -> str:
 
 def _costs(summary: Summary) -> str:
     costs = summary["cost_model"]
+    if costs.get("kind") == "measured":
+        return "measured, one by one"
     text = f"cost model {costs['name']}, version {costs['version']}"
     error, band = costs.get("error"), costs.get("band")
     if band is not None:

@@ -95,6 +95,13 @@ class Recorder:
         if len(self._notes) >= _NOTES:
             self._account()
 
+    def flush(self) -> None:
+        """Hand over all that has happened, the last row of steps too: for a driver whose run may be killed, and which
+        carries no quiet run on."""
+        self._account()
+        self._run = None
+        self._flush(last=True)
+
     def _account(self) -> None:
         """Work off the notes. Not one by one as things happen: code that runs some hundred times in a row stays in the
         processor's caches, which halves its time, and it does not push the engine's code out of them each time."""
