@@ -174,7 +174,7 @@ def run_setup(
     setup.services.lengths = world.clients.unanswered
     world.clients.slo = limits_of(setup.config)
     loop_started_s = time.process_time()
-    with _no_garbage_collection(), interrupting(world.interrupt) if interruptible else nullcontext():
+    with no_garbage_collection(), interrupting(world.interrupt) if interruptible else nullcontext():
         try:
             outcome = world.run(setup.workload, writer, sim.max_time_s)
         except UserError:  # such as a class from a file that broke a rule: what it made up is no record
@@ -200,7 +200,7 @@ def _skips_ahead(setup: Setup) -> bool:
 
 
 @contextmanager
-def _no_garbage_collection() -> Iterator[None]:
+def no_garbage_collection() -> Iterator[None]:
     """The event loop makes no cycles that matter, and the collector would walk its records over and over."""
     enabled = gc.isenabled()
     gc.disable()

@@ -37,6 +37,25 @@ Progress = Callable[[float, int], None]
 """Called now and then with the simulated time and the number of requests that ended."""
 
 
+def replica_of(
+    clock: Clock,
+    engine: Engine,
+    costs: StepCosts,
+    on_end: Callable[[Sequence[Finish], float], None],
+    *,
+    link: SwapLink | None = None,
+    skip_ahead: bool = True,
+) -> Replica:
+    """The replica that drives this engine as its policy asks for: step by step, several steps on one plan, or planning
+    ahead. Several replicas may share a clock."""
+    link = link or SwapLink()
+    if engine.policy.num_scheduler_steps > 1:
+        grouped = GroupCosts(costs, engine.policy.num_scheduler_steps)
+        return GroupReplica(clock, engine, grouped, on_end, link=link, skip_ahead=skip_ahead)
+    drives = AheadReplica if engine.policy.max_in_flight > 1 else Replica
+    return drives(clock, engine, costs, on_end, link=link, skip_ahead=skip_ahead)
+
+
 class World:
     """Runs a workload against an engine whose steps last as long as the cost model says."""
 
@@ -53,12 +72,7 @@ class World:
         progress_every: int = 250,
     ) -> None:
         self.clock = Clock()
-        drives = AheadReplica if engine.policy.max_in_flight > 1 else Replica
-        if engine.policy.num_scheduler_steps > 1:
-            drives, costs = GroupReplica, GroupCosts(costs, engine.policy.num_scheduler_steps)
-        self.replica = drives(
-            self.clock, engine, costs, self._on_end, link=link or SwapLink(), skip_ahead=skip_ahead
-        )
+        self.replica = replica_of(self.clock, engine, costs, self._on_end, link=link, skip_ahead=skip_ahead)
         self.clients = Clients(
             self.clock,
             self.replica,
