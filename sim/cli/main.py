@@ -23,6 +23,7 @@ class Verb(NamedTuple):
 VERBS = {
     "demo": Verb("sim.cli.demo:demo", "Static, Orca and paged batching side by side on a built-in workload."),
     "run": Verb("sim.cli.run:run", "Simulate one workload under one policy."),
+    "execute": Verb("calibrate.execute_cli:execute", "The same RUN.toml, or one prompt, on a real model."),
     "report": Verb("sim.cli.report:report", "Rebuild the page of a run; write its timeline for Perfetto."),
     "compare": Verb("sim.cli.compare:compare", "Several runs in one picture, with paired differences."),
     "explain": Verb("sim.cli.explain:explain", "Who waited for what, and why: one request or one step of a run."),
