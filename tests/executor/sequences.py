@@ -48,7 +48,9 @@ class Sequences:
         while len(self.table[name]) * self.cache.block_size < num_tokens:
             self.table[name].append(self.free.pop())
 
-    def batch(self, decodes: Sequence[str] = (), chunks: Mapping[str, int] | None = None, columns: int = 0) -> StepBatch:
+    def batch(
+        self, decodes: Sequence[str] = (), chunks: Mapping[str, int] | None = None, columns: int = 0
+    ) -> StepBatch:
         """The arrays of a step that decodes some and computes chunks of others; their blocks are taken here."""
         chunks, device = chunks or {}, self.model.device
         spans = [(name, 1) for name in decodes] + list(chunks.items())

@@ -5,7 +5,12 @@ Run eagerly here, so that it is checked without a GPU; ``DecodeGraphs`` replays 
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 torch = pytest.importorskip("torch")
 
@@ -35,11 +40,11 @@ def run() -> Sequences:
     return started
 
 
-def bits(tensor: torch.Tensor) -> torch.Tensor:
+def bits(tensor: Tensor) -> Tensor:
     return tensor.view(torch.int32)
 
 
-def forward(run: Sequences, batch: StepBatch) -> torch.Tensor:
+def forward(run: Sequences, batch: StepBatch) -> Tensor:
     return run.model.forward(batch, run.tokens_RP, run.cache.blocks_NL2KSD)
 
 

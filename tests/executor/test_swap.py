@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
+if TYPE_CHECKING:
+    from torch import Tensor, dtype
 
 torch = pytest.importorskip("torch")
 
@@ -17,7 +23,7 @@ from policies.core.plan import Transfer  # noqa: E402
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
-def cache_of(dtype: torch.dtype = torch.float32, num_blocks: int = 12) -> KvCache:
+def cache_of(dtype: dtype = torch.float32, num_blocks: int = 12) -> KvCache:
     cache = KvCache(num_blocks, model("tiny"), 4, dtype, torch.device("cpu"))
     words = cache.blocks_NL2KSD.view(torch.int16)
     generator = torch.Generator().manual_seed(1)
@@ -25,7 +31,7 @@ def cache_of(dtype: torch.dtype = torch.float32, num_blocks: int = 12) -> KvCach
     return cache
 
 
-def content(cache: KvCache, blocks: list[int]) -> torch.Tensor:
+def content(cache: KvCache, blocks: list[int]) -> Tensor:
     return cache.blocks_NL2KSD.view(torch.int16)[blocks].clone()
 
 
@@ -58,7 +64,7 @@ def test_runs_move_every_block_once_and_are_as_few_as_can_be(pairs: list[tuple[i
     src, dst = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
     found = runs(src, dst)
     assert [(run.src + i, run.dst + i) for run in found for i in range(run.blocks)] == pairs
-    neighbours = [(b[0] - a[0], b[1] - a[1]) == (1, 1) for a, b in zip(pairs, pairs[1:], strict=False)]
+    neighbours = [(b[0] - a[0], b[1] - a[1]) == (1, 1) for a, b in pairwise(pairs)]
     assert len(found) == len(pairs) - sum(neighbours)
 
 

@@ -1,13 +1,16 @@
-"""Weights from a folder: whole or in shards, in any dtype; what is wrong with it is one line, before anything is loaded."""
+"""Weights from a folder: whole or in shards, in any dtype; what is wrong is one line, before a byte is loaded."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from torch import Tensor, dtype
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -26,11 +29,11 @@ from tests.executor.sequences import Sequences  # noqa: E402
 CPU = torch.device("cpu")
 
 
-def load(folder: Path, dtype: torch.dtype = torch.float32) -> Weights:
+def load(folder: Path, dtype: dtype = torch.float32) -> Weights:
     return load_weights(folder, dtype=dtype, device=CPU)
 
 
-def tensors(weights: Weights) -> list[torch.Tensor]:
+def tensors(weights: Weights) -> list[Tensor]:
     return [weights.embedding_VE, weights.norm_E, weights.head_VE, *(one for layer in weights.layers for one in layer)]
 
 
@@ -45,7 +48,7 @@ def edit_config(folder: Path, **settings: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | settings))
 
 
-def edit_tensors(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+def edit_tensors(folder: Path, change: Callable[[dict[str, Tensor]], object]) -> None:
     held = load_file(folder / "model.safetensors")
     change(held)
     save_file(held, folder / "model.safetensors")
@@ -217,7 +220,7 @@ def test_a_length_beyond_the_trained_positions_is_refused(folder: Path) -> None:
 
 
 def test_a_model_larger_than_memory_is_refused_before_it_is_made() -> None:
-    with pytest.raises(ConfigError, match="out of memory: the weights of gpt-like take .* GB free") as told:
+    with pytest.raises(ConfigError, match=r"out of memory: the weights of gpt-like take .* GB free") as told:
         random_weights(model("llama-2-70b")._replace(name="gpt-like", layers=8_000), dtype=torch.float32, device=CPU)
     assert "\n" not in str(told.value)
 
