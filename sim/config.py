@@ -11,6 +11,7 @@ from typing import NamedTuple
 from policies.core.errors import ConfigError, closest
 from sim.config_keys import Section, table_of
 from sim.config_policy import PolicyConfig
+from sim.config_price import PriceConfig
 from sim.config_sections import (
     EngineConfig,
     HardwareConfig,
@@ -47,13 +48,15 @@ class RunConfig(NamedTuple):
     sim: SimConfig = SimConfig()
     slo: SloConfig = SloConfig()
     policy: PolicyConfig = PolicyConfig()
+    price: PriceConfig = PriceConfig()
 
     def to_dict(self) -> dict[str, dict[str, object]]:
-        """Section, key and value of every key that has a value, in plain types (for ``summary.json``). [policy] is
-        there only if it has keys."""
+        """Section, key and value of every key that has a value, in plain types (for ``summary.json``). [policy] and
+        [price] are there only if they have keys."""
         tables = {name: section.to_dict() for name, section in self._asdict().items()}
-        if not tables["policy"]:
-            del tables["policy"]
+        for name in ("policy", "price"):
+            if not tables[name]:
+                del tables[name]
         return tables
 
     def to_toml(self) -> str:
@@ -69,6 +72,7 @@ SECTIONS: dict[str, type[Section]] = {
     "sim": SimConfig,
     "slo": SloConfig,
     "policy": PolicyConfig,
+    "price": PriceConfig,
 }
 """The tables of RUN.toml by name."""
 

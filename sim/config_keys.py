@@ -53,6 +53,8 @@ class Section:
     """Words that people try, and the key that each of them means."""
     _refused: ClassVar[Mapping[str, str]] = {}
     """Keys that people expect and that do not exist, and what to do instead."""
+    _free_keys: ClassVar[str] = ""
+    """Of a section whose keys are the user's own: what kind of value they take."""
 
     def __init_subclass__(cls) -> None:
         own = {name: value for name, value in vars(cls).items() if isinstance(value, Key)}
@@ -100,6 +102,11 @@ class Section:
     def all_keys(cls) -> Mapping[str, Key]:
         """All keys by name, in order."""
         return cls._keys
+
+    @classmethod
+    def kind_of_own_keys(cls) -> str:
+        """What kind of value the user's own keys take, where it has such keys; else ""."""
+        return cls._free_keys
 
     def replace(self, **changes: Any) -> Self:
         """The same section with some keys changed, checked again."""

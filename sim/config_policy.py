@@ -12,6 +12,7 @@ class PolicyConfig(Section):
     """Keyword arguments of the class in ``engine.policy = "FILE.py:CLASS"``: numbers, texts, booleans."""
 
     _table = "policy"
+    _free_keys = "number | text | true | false"
 
     def __init__(self, **values: Any) -> None:
         for name, value in values.items():

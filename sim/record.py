@@ -199,6 +199,7 @@ class RunWriter:
             decode_only_steps=counts.quiet_steps,
             plans=counts.quiet_plans,
             bound_output_tokens_per_s=self._bound(metrics),
+            usd_per_hour=setup.config.price.usd_per_hour(setup.card.name, setup.shape.tp),
             notes=notes,
         )
 

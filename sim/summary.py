@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from traces.metrics.accumulate import RunMetrics
+from traces.metrics.accumulate import RunMetrics, Throughput
 from traces.metrics.groups import Group, Grouping
 
 SCHEMA = 1
@@ -38,7 +38,7 @@ class RunFacts:
     """What the record does not say about a run. ``config`` is the resolved configuration, in JSON types.
 
     ``plans`` are the plans after which decode-only steps followed, ``decode_only_steps`` those steps: their
-    ratio is the mean length of a quiet run. A ``closed_loop`` has no rate that it could fail to keep up with, and so no
+    ratio is the mean length of a quiet run. ``usd_per_hour`` is the price of all cards together, if it is known. A ``closed_loop`` has no rate that it could fail to keep up with, and so no
     stability verdict. ``notes`` are assumptions a reader must know.
     """
 
@@ -63,6 +63,7 @@ class RunFacts:
     decode_only_steps: int = 0
     plans: int = 0
     bound_output_tokens_per_s: float | None = None
+    usd_per_hour: float | None = None
     notes: tuple[str, ...] = field(default=())
 
 
@@ -84,6 +85,7 @@ def build_summary(facts: RunFacts, metrics: RunMetrics) -> dict[str, Any]:
         **{name: stats and stats._asdict() for name, stats in sorted(metrics.latencies.items())},
         "goodput": _goodput(metrics),
         "groups": {name: _grouping(groups) for name, groups in metrics.groups.items()} or None,
+        "cost": cost(facts.usd_per_hour, metrics.duration_s, metrics.throughput, metrics.counts["finished"]),
         "kv": _kv(facts, metrics),
         "preemptions": _preemptions(facts, metrics),
         "steps": _steps(facts, metrics),
@@ -136,6 +138,20 @@ def _group(group: Group) -> dict[str, Any]:
             "goodput": _present(group.goodput._asdict()) if group.goodput else None,
         }
     )
+
+
+def cost(usd_per_hour: float | None, duration_s: float, made: Throughput, finished: int) -> dict[str, float] | None:
+    """What the run cost, and of each million tokens and each finished request; None without a price. All of the time
+    is paid, idle or not."""
+    if usd_per_hour is None:
+        return None
+    usd = usd_per_hour * duration_s / 3600.0
+    of = {
+        "usd_per_million_output_tokens": made.output_tokens / 1e6,
+        "usd_per_million_total_tokens": (made.output_tokens + made.prompt_tokens) / 1e6,
+        "usd_per_request": finished,
+    }
+    return {"usd_per_hour": usd_per_hour, **{name: usd / number for name, number in of.items() if number}}
 
 
 def _kv(facts: RunFacts, metrics: RunMetrics) -> dict[str, Any]:

@@ -144,7 +144,7 @@ def test_traces_that_are_not_there() -> None:
         (("--hardware", "a100"), "unknown card 'a100'; did you mean 'a100-80gb'?"),
         (
             settings("engin.max_num_seqs=3"),
-            "engin: unknown section; known are workload, engine, model, hardware, sim, slo, policy; "
+            "engin: unknown section; known are workload, engine, model, hardware, sim, slo, policy, price; "
             "did you mean 'engine'?",
         ),
         (

@@ -129,7 +129,7 @@ def test_keys_lists_every_key_with_default_and_meaning() -> None:
     assert "  slo.ttft_s = seconds > 0  (default: none)\n" in everything
     assert "  engine.block_size = whole number >= 1  (default: the preset's)\n" in everything
     assert batchscope("keys", "slow").stderr == (
-        "batchscope: slow: unknown section; known are workload, engine, model, hardware, sim, slo, policy; "
+        "batchscope: slow: unknown section; known are workload, engine, model, hardware, sim, slo, policy, price; "
         "did you mean 'slo'?\n"
     )
     assert "batchscope keys" in batchscope("run", "--help").stdout

@@ -24,6 +24,7 @@ from sim.config import (
     load_config,
 )
 from sim.config_policy import PolicyConfig
+from sim.config_price import PriceConfig
 from traces.workload.lengths import Exponential, Fixed, Uniform
 
 POISSON = """\
@@ -146,7 +147,7 @@ POSITIVE = "give a whole number of at least 1"
     [
         (
             "worklod.limit=3",
-            "worklod: unknown section; known are workload, engine, model, hardware, sim, slo, policy; "
+            "worklod: unknown section; known are workload, engine, model, hardware, sim, slo, policy, price; "
             "did you mean 'workload'?",
         ),
         ("engine.max_num_seq=3", "engine.max_num_seq: unknown key; 'batchscope keys engine' lists all; "
@@ -405,7 +406,9 @@ def _configs() -> st.SearchStrategy[RunConfig]:
     models, cards = st.builds(ModelConfig, name=_texts), st.builds(HardwareConfig, cost_model=_texts)
     parameters = st.dictionaries(st.sampled_from(["alpha", "beta"]), st.booleans() | st.integers() | _positive | _texts)
     own = parameters.map(lambda values: PolicyConfig(**values))
-    return st.builds(RunConfig, workloads, engines, models, cards, sims, slos, own)
+    prices = st.dictionaries(st.sampled_from(["a100-80gb", "h100-80gb"]), st.floats(0.01, 100.0))
+    priced = prices.map(lambda values: PriceConfig(**values))
+    return st.builds(RunConfig, workloads, engines, models, cards, sims, slos, own, priced)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -27,7 +27,7 @@ def describe_section(name: str) -> str:
     of_presets = _of_presets() if name == "engine" else set()
     lines = [f"[{name}]"]
     if not SECTIONS[name].all_keys():
-        lines.append(f"  {name}.KEY = number | text | true | false")
+        lines.append(f"  {name}.KEY = {SECTIONS[name].kind_of_own_keys()}")
         lines.append(f"      {_first_sentence(SECTIONS[name])}")
     for key, (kind, default, about) in SECTIONS[name].all_keys().items():
         absent = "the preset's" if key in of_presets else "none"

@@ -111,6 +111,13 @@ ROWS: dict[str, Row] = {
     "duration": _value(seconds, "duration_s"),
 }
 
+PRICED: dict[str, Row] = {
+    "USD/million output tokens": _value(digits, "cost", "usd_per_million_output_tokens"),
+    "USD/million tokens, all": _value(digits, "cost", "usd_per_million_total_tokens"),
+    "USD/request": _value(digits, "cost", "usd_per_request"),
+}
+"""Rows of runs with a price."""
+
 _LIMITS = {"ttft_s": "TTFT", "itl_s": "mean ITL of a request", "tpot_s": "TPOT", "e2e_s": "E2E"}
 
 
@@ -136,7 +143,7 @@ def _within(name: str, limit_s: float) -> Row:
 
 
 def _rows(summaries: Sequence[Summary]) -> list[tuple[str, list[Cell]]]:
-    rows = ROWS | _limits(summaries)
+    rows = ROWS | (PRICED if any("cost" in summary for summary in summaries) else {}) | _limits(summaries)
     return [(name, [cell(summary) for summary in summaries]) for name, cell in rows.items()]
 
 

@@ -59,7 +59,7 @@ def _latency_cell(view: RunView, metric: str, statistic: str, stats: Mapping[str
 def rate_rows(summary: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """Name, value and meaning of the other key figures of a run."""
     rates, kv, steps = summary["throughput"], summary["kv"], summary["steps"]
-    parameters = summary["config"]["parameters"]
+    parameters, paid = summary["config"]["parameters"], summary.get("cost", {})
     seats = f" of {parameters['max_num_seqs']:,}" if "max_num_seqs" in parameters else ""
     rows = [
         ("Output tokens a second, whole run", rates.get("output_tokens_per_s"), digits, "start and end included"),
@@ -73,6 +73,9 @@ def rate_rows(summary: Mapping[str, Any]) -> list[tuple[str, str, str]]:
         ("Prefix cache hits", kv.get("prefix_hit_rate_new"), percent, "prompt tokens found in the cache"),
         ("Preemptions", _events(summary), str, "running requests pushed out for lack of KV cache"),
         ("Duration", summary["duration_s"], seconds, "first arrival to last completion"),
+        ("USD for a million output tokens", paid.get("usd_per_million_output_tokens"), digits, "at the price of [price]"),
+        ("... of prompts and answers", paid.get("usd_per_million_total_tokens"), digits, "likewise"),
+        ("USD for a request", paid.get("usd_per_request"), digits, "that finished"),
         *_goodput_rows(summary),
     ]
     return [(name, words(value), meaning) for name, value, words, meaning in rows if value is not None]
