@@ -1,12 +1,13 @@
-"""What ``batchscope calibrate`` runs."""
+"""What ``batchscope calibrate fit`` and ``import`` run."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from calibrate.fit import fit
+from calibrate.fit import Fit, fit_profile, fit_tables
 from policies.catalog import card, model
 from policies.core.errors import CostFileError
 
@@ -15,18 +16,61 @@ _ROWS = {
     "step_decode": "step, held out, decode",
     "step_prefill": "step, held out, prefill",
     "step_chunk_on_context": "step, held out, chunk on cached tokens",
+    "step_mixed": "step, held out, decode and prefill",
     "linear_between_sizes": "linear term, between measured sizes",
     "decode_attention": "decode attention alone, all points",
     "prefill_attention": "prefill attention alone, all points",
 }
 
 
-def run_fit(data: str, model_name: str, hardware: str, out: str, tp: int = 1) -> str:
-    """Fit a cost file from the tables in ``data``, write it to ``out``, and return the table of its errors. With ``tp``
-    it is that of one GPU of so many.
+def run_fit(
+    data: str | None,
+    model_name: str | None,
+    hardware: str | None,
+    out: str,
+    tp: int | None = None,
+    *,
+    profile: str | None = None,
+    report: str | None = None,
+) -> str:
+    """Fit a cost file, write it to ``out``, and return the table of its errors; ``report`` is a page of residuals.
 
-    ``data`` is the folder of the operator tables or the one above its ``profiles``.
+    The points are those of a ``profile``, which says what model, card and ``tp`` it is of, or of the known tables in
+    ``data``, the folder of the operator tables or the one above its ``profiles``.
     """
+    if (data is None) == (profile is None):
+        raise CostFileError("calibrate fit: give --profile FILE, or --data FOLDER of the known operator tables")
+    if profile is not None:
+        found = _fit_file(Path(profile), model_name, hardware, tp)
+    else:
+        folder = tables_folder(str(data))
+        found = fit_tables(model(model_name or "llama-2-7b"), card(hardware or "a100-80gb"), folder, tp or 1)
+    write_json(found.cost_file, Path(out))
+    lines = [describe_fit(found.cost_file), f"written: {out}"]
+    if report is not None:
+        from calibrate.residuals import write_report
+
+        write_report(found, Path(report))
+        lines.append(f"written: {report}")
+    return "\n".join(lines)
+
+
+def _fit_file(path: Path, model_name: str | None, hardware: str | None, tp: int | None) -> Fit:
+    """What the profile is of may be said again, and must then agree."""
+    from calibrate.profile_file import check_possible, read_profile
+
+    profile = read_profile(path)
+    for key, given, found in (("--model", model_name, profile.model), ("--hardware", hardware, profile.card), ("--tp", tp, profile.tp)):
+        if given is not None and given != found:
+            raise CostFileError(f"{path.name}: is a profile of {found!r}, not of {key} {given}; leave {key} out")
+    device = card(profile.card)
+    shape = model(profile.model).shard(profile.tp)
+    check_possible(profile, path, shape, device)
+    return fit_profile(profile, shape, device, name=path.name)
+
+
+def tables_folder(data: str) -> Path:
+    """The folder of the operator tables, or the ``profiles`` in it; CostFileError if it is none."""
     folder = Path(data)
     if (folder / "profiles").is_dir():
         folder = folder / "profiles"
@@ -34,9 +78,26 @@ def run_fit(data: str, model_name: str, hardware: str, out: str, tp: int = 1) ->
         raise CostFileError(
             f"--data {data}: no such folder; name the folder of the operator tables (docs/calibrate.md)"
         )
-    cost_file = fit(model(model_name), card(hardware), folder, tp)
-    write_json(cost_file, Path(out))
-    return f"{describe_fit(cost_file)}\nwritten: {out}"
+    return folder
+
+
+def run_import(
+    tool: str, files: Sequence[str], model_name: str, hardware: str, tp: int, out: str, date: str | None = None
+) -> str:
+    """Write the profile that other tools' tables make, and say what it holds."""
+    from calibrate.importing import TOOLS, import_profile
+    from calibrate.profile import OPERATORS, Origin, ranges
+    from calibrate.profile_file import write_profile
+
+    said = TOOLS.get(tool)
+    origin = Origin(said.origin, said.licence, date) if said is not None and date else None
+    profile = import_profile(tool, [Path(file) for file in files], model(model_name).shard(tp), card(hardware), origin)
+    write_profile(profile, Path(out))
+    counts = {name: len(profile.of(name)) for name in OPERATORS if profile.of(name)}
+    lines = [f"{len(profile.rows):,} rows of {model_name} on {tp} x {hardware}: "
+             + ", ".join(f"{count:,} {name}" for name, count in counts.items())]
+    lines += [f"  {name}: {least:,} to {most:,}" for name, least, most in ranges(profile.rows)]
+    return "\n".join([*lines, f"written: {out}"])
 
 
 def write_json(content: dict[str, Any], path: Path) -> None:

@@ -7,13 +7,14 @@ over the bandwidth of the card.
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from calibrate.operators import AttentionPoint, GemmPoint, UnevenPoint
-from sim.costs.terms import DecodeTerm, HeadTerm, LinearTerm, PrefillTerm, interpolate
+from calibrate.operators import AttentionPoint, GemmPoint, MixedPoint, UnevenPoint
+from sim.costs.terms import DecodeTerm, HeadTerm, LinearTerm, MixedTerm, PrefillTable, PrefillTerm, interpolate
 
 if TYPE_CHECKING:
     import numpy as np
@@ -75,39 +76,104 @@ def fit_decode(
     contexts: tuple[int, ...],
     least_context_s: float,
 ) -> DecodeTerm:
-    """Linear in the context between ``contexts`` for each number of sequences, linear between ``knots`` in these.
+    """Linear in the context between ``contexts`` for each number of sequences, linear between ``knots`` in these."""
+    places = [(point.batch, point.context) for point in points]
+    least = [knot * least_context_s for knot in knots]
+    rows, _ = _fit_table(places, _seconds(points), weights, knots, contexts, least)
+    return DecodeTerm(knots, contexts, rows, 0.0, max(point.context for point in points))
 
-    Unknown are the time without context at each knot and what each segment of the context adds, at least the bytes it
-    reads over the bandwidth. Where points do not tell the segments of a knot apart, a weak pull keeps them straight.
+
+def fit_chunks(
+    points: Sequence[AttentionPoint],
+    weights: Sequence[float],
+    contexts: tuple[int, ...],
+    step_s: float,
+    least_context_s: float,
+) -> PrefillTable:
+    """The same of single chunks by their size and the tokens they find cached, which each chunk reads once. Every size
+    is a knot; ``step_s`` is what a step with chunks takes once."""
+    import numpy as np
+
+    knots = tuple(sorted({point.chunk for point in points}))
+    places = [(point.chunk, point.context) for point in points]
+    seconds = np.maximum(_seconds(points) - step_s, 0.0)
+    rows, _ = _fit_table(places, seconds, weights, knots, contexts, [least_context_s] * len(knots))
+    return PrefillTable(knots, contexts, rows)
+
+
+def fit_mixed(
+    points: Sequence[MixedPoint],
+    chunk_s: Sequence[float],
+    shorter_s: Sequence[float],
+    weights: Sequence[float],
+    contexts: tuple[int, ...],
+    least_context_s: float,
+) -> MixedTerm:
+    """What decoding sequences add to the attention of a step with a chunk, of which ``chunk_s`` is the chunk's part.
+
+    A table as of decode steps, with every measured number of sequences a knot; a cost a pair of sequence and new token,
+    since such a kernel starts as many blocks for each sequence as the longest chunk needs; and by the size of the chunk
+    the share of ``shorter_s`` that is saved, the shorter of the two walks over cached tokens.
     """
     import numpy as np
 
-    batch = np.array([point.batch for point in points], float)
-    context = np.array([point.context for point in points], float)
+    knots = tuple(sorted({point.batch for point in points}))
+    sizes = tuple(sorted({point.chunk for point in points}))
+    places = [(point.batch, point.context) for point in points]
+    seconds = np.array([point.seconds for point in points]) - np.array(chunk_s)
+    chunk = np.array([point.chunk for point in points], float)
+    saved = np.array([np.interp(chunk, sizes, row) for row in np.eye(len(sizes))]).T * -np.array(shorter_s)[:, None]
+    pairs = np.array([[point.batch * point.chunk] for point in points], float)
+    least = [knot * least_context_s for knot in knots]
+    table, others = _fit_table(places, seconds, weights, knots, contexts, least, np.hstack([pairs, saved]))
+    return MixedTerm(
+        DecodeTerm(knots, contexts, table, 0.0, max(point.context for point in points)),
+        others[0],
+        sizes,
+        tuple(min(1.0, share) for share in others[1:]),
+    )
+
+
+def _fit_table(
+    places: Sequence[tuple[int, int]],
+    seconds: Array,
+    weights: Sequence[float],
+    knots: tuple[int, ...],
+    contexts: tuple[int, ...],
+    least_context_s: Sequence[float],
+    others: Array | None = None,
+) -> tuple[tuple[tuple[float, ...], ...], list[float]]:
+    """Seconds at ``knots`` x ``contexts`` of what was measured at ``places``, and factors of the ``others`` columns.
+
+    Unknown are the time without context at each knot and what each segment of the context adds, in the last one at
+    least ``least_context_s`` a token. Where points do not tell the segments of a knot apart, a weak pull keeps them straight
+    and a token of each sequence as dear as at the next knot.
+    """
+    import numpy as np
+
+    batch, context = np.array(places, float).T
     hats = np.array([np.interp(batch, knots, row) for row in np.eye(len(knots))]).T
     widths = np.diff(np.array(contexts, float))
     share = (context[:, None] - np.array(contexts[:-1], float)) / widths
     share = np.column_stack([np.clip(share[:, :-1], 0.0, 1.0), np.maximum(share[:, -1], 0.0)])
     shape = np.column_stack([np.ones_like(context), share])
-    columns = (hats[:, :, None] * shape[:, None, :]).reshape(len(points), -1)
-    straight = _straightness(len(knots), widths)
-    pull = _STRAIGHT * statistics.median(point.seconds * w for point, w in zip(points, weights, strict=True))
-    scale = [pull / statistics.median(point.seconds for point in points)] * len(straight)
-    least = np.array([[0.0, *(knot * least_context_s * widths)] for knot in knots]).ravel()
+    columns = (hats[:, :, None] * shape[:, None, :]).reshape(len(places), -1)
+    straight = np.vstack([_straightness(len(knots), widths), _likeness(knots, len(widths))])
+    extra = np.zeros((len(places), 0)) if others is None else others
+    pull = _STRAIGHT * statistics.median(abs(value) * w for value, w in zip(seconds, weights, strict=True))
+    scale = [pull / statistics.median(abs(seconds))] * len(straight)
+    # Short contexts hide behind what a step of attention takes at least, so that only the last segment, which goes on
+    # beyond the table, is bounded.
+    last = np.arange(len(widths)) == len(widths) - 1
+    least = np.array([[0.0, *(token_s * widths * last)] for token_s in least_context_s]).ravel()
     fitted = least_squares(
-        np.vstack([columns, straight]),
-        np.concatenate([_seconds(points), np.zeros(len(straight))]),
+        np.block([[columns, extra], [straight, np.zeros((len(straight), extra.shape[1]))]]),
+        np.concatenate([seconds, np.zeros(len(straight))]),
         [*weights, *scale],
-        list(least),
+        [*least, *[0.0] * extra.shape[1]],
     )
-    seconds = np.cumsum(np.array(fitted).reshape(len(knots), -1), axis=1)
-    return DecodeTerm(
-        num_seqs=knots,
-        contexts=contexts,
-        seconds=tuple(tuple(float(value) for value in row) for row in seconds),
-        uneven_s=0.0,
-        max_context=max(point.context for point in points),
-    )
+    table = np.cumsum(np.array(fitted[: len(least)]).reshape(len(knots), -1), axis=1)
+    return tuple(tuple(float(value) for value in row) for row in table), fitted[len(least) :]
 
 
 def _straightness(num_knots: int, widths: Array) -> Array:
@@ -125,6 +191,21 @@ def _straightness(num_knots: int, widths: Array) -> Array:
     return np.array(rows).reshape(len(rows), -1)
 
 
+def _likeness(knots: Sequence[int], num_segments: int) -> Array:
+    """Rows that say that a segment adds as much to each sequence of a knot as to those of the next, scaled to seconds
+    of the smaller knot."""
+    import numpy as np
+
+    rows = []
+    for knot, (few, many) in enumerate(itertools.pairwise(knots)):
+        for segment in range(num_segments):
+            row = np.zeros((len(knots), num_segments + 1))
+            row[knot, segment + 1] = 1.0
+            row[knot + 1, segment + 1] = -few / many
+            rows.append(row.ravel())
+    return np.array(rows).reshape(len(rows), -1)
+
+
 def fit_prefill(
     fresh: Sequence[AttentionPoint],
     fresh_weights: Sequence[float],
@@ -135,9 +216,9 @@ def fit_prefill(
     """Prefill attention from two tables.
 
     ``fresh`` (chunks without cached tokens) gives the cost of a step, of a chunk, and of its tokens.
-    ``cached`` gives only what cached tokens add: each chunk size has an intercept of its own there, which is
-    thrown away, since that table's kernel is older and slower on fresh chunks. Without ``cached`` a pair of a new and
-    a cached token costs what a pair of new ones does, of which a causal chunk of p tokens has p*p/2.
+    ``cached`` gives only what cached tokens add: each chunk size has an intercept of its own there. It is thrown away,
+    since the kernel of that table may be another, older and slower on fresh chunks. Without ``cached`` a
+    pair of a new and a cached token costs what a pair of new ones does, of which a causal chunk of p tokens has p*p/2.
     """
     import numpy as np
 
@@ -206,6 +287,7 @@ def least_squares(columns: Array, seconds: Array, weights: Sequence[float], leas
     weight = np.array(weights, float)
     bound = np.array(least, float)
     scale = np.abs(columns).max(axis=0)
+    scale[scale == 0.0] = 1.0
     target = (seconds - columns @ bound) * weight
     # Of many rows an orthogonal factor leaves as many as there are columns, with the same solution.
     orthogonal, triangle = np.linalg.qr(columns / scale * weight[:, None])

@@ -35,7 +35,7 @@ class _Table(NamedTuple):
 def _aic(card: str, version: str, name: str, sha256: str) -> Source:
     origin = f"aiconfigurator-core 0.12.0: systems/data/{card}_sxm/comm/{version}/{name}_perf.parquet"
     infix = "vllm_custom_allreduce" if "custom" in name else "nccl"
-    return Source(f"aic_{card}_sxm_{infix}.csv.gz", origin, sha256, "Apache-2.0")
+    return Source(f"aic_{card}_sxm_{infix}.csv.gz", origin, sha256, "Apache-2.0", "published 2026")
 
 
 _TABLES = (

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import csv
 import gzip
-from collections.abc import Iterator, Sized
+from collections.abc import Iterable, Iterator, Sized
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -45,6 +45,17 @@ class AttentionPoint(NamedTuple):
     seconds: float
 
 
+class MixedPoint(NamedTuple):
+    """Attention of one layer in a step of ``batch`` sequences that decode over ``context`` tokens each, beside a chunk
+    of ``chunk`` tokens on top of ``chunk_context`` cached ones."""
+
+    batch: int
+    context: int
+    chunk: int
+    chunk_context: int
+    seconds: float
+
+
 class GemmPoint(NamedTuple):
     """One matrix product, m x k by k x n."""
 
@@ -72,6 +83,10 @@ class Row:
         """Whether the table has such a column."""
         return key in self._cells
 
+    def columns(self) -> list[str]:
+        """Names of the table's columns."""
+        return [name for name in self._cells if name]
+
     def number(self, key: str) -> float:
         """A cell as a number that is not negative."""
         try:
@@ -84,25 +99,52 @@ class Row:
 
     def integer(self, key: str) -> int:
         """A cell as a count."""
-        return int(self.number(key))
+        value = self.number(key)
+        if value % 1:
+            raise CostFileError(f"{self.where}: '{key}' is {value}; it must be a whole number")
+        return int(value)
 
     def seconds(self, key: str) -> float:
         """A cell in milliseconds, as seconds."""
         return self.number(key) * 1e-3
 
+    def microseconds(self, key: str) -> float:
+        """A cell in microseconds, as seconds."""
+        return self.number(key) * 1e-6
+
 
 def read_rows(path: Path) -> Iterator[Row]:
-    """Rows of a CSV file, compressed or not; the first data row is number 2, as in an editor."""
+    """Rows of a CSV file, compressed or not, or of a Parquet file; the first data row is number 2, as in an editor."""
+    if path.suffix == ".parquet":
+        yield from _parquet_rows(path)
+        return
     opener = gzip.open if path.suffix == ".gz" else open
     try:
         with opener(path, "rt", encoding="utf-8", newline="") as stream:
-            for number, cells in enumerate(csv.DictReader(stream), start=2):
-                yield Row(path, number, cells)
-    except OSError as error:
-        reason = error.strerror or error
+            yield from csv_rows(path, stream)
+    except (OSError, EOFError, UnicodeDecodeError, csv.Error) as error:
+        reason = getattr(error, "strerror", None) or error
         raise CostFileError(
             f"{path}: cannot be read ({reason}); --data is the folder of the tables"
         ) from None
+
+
+def _parquet_rows(path: Path) -> Iterator[Row]:
+    from pyarrow import ArrowException, parquet
+
+    try:
+        columns = parquet.read_table(path).to_pydict()
+    except (OSError, ArrowException) as error:
+        reason = " ".join(str(error).split())
+        raise CostFileError(f"{path}: cannot be read ({reason}); name a Parquet file") from None
+    for number, cells in enumerate(zip(*columns.values(), strict=True), start=2):
+        yield Row(path, number, dict(zip(columns, map(str, cells), strict=True)))
+
+
+def csv_rows(path: Path, lines: Iterable[str], skipped: int = 0) -> Iterator[Row]:
+    """Rows of the lines of a table, the names of its columns first, that follow ``skipped`` others of a file."""
+    for number, cells in enumerate(csv.DictReader(lines), start=skipped + 2):
+        yield Row(path, number, cells)
 
 
 def read_linear(path: Path, shape: ModelShape, limits: Limits) -> dict[int, list[float]]:

@@ -10,7 +10,7 @@ from typing import get_args, get_type_hints
 import pytest
 
 from calibrate.cli import describe_fit
-from calibrate.sources import Source, fitted_groups, sources_for
+from calibrate.sources import fitted_groups, recipe_for
 from policies.presets import presets
 from sim.config import SECTIONS, WorkloadConfig
 from sim.costs.load import DATA_DIR, shipped_path
@@ -79,11 +79,10 @@ def test_its_settings_are_a_workload(tmp_path: Path) -> None:
 
 
 def test_the_page_about_calibration_names_every_table_and_its_source() -> None:
-    for source in (source for group in fitted_groups() for source in sources_for(*group)):
-        if isinstance(source, Source):
-            repository, path = source.origin.split(" (")[0].split(":")
-            for word in (source.file, repository, path.strip(), source.licence):
-                assert word in CALIBRATE, word
+    for source in {table.source for group in fitted_groups() for table in recipe_for(*group).tables}:
+        repository, path = source.origin.split(" (")[0].split(":")
+        for word in (source.file, repository, path.strip(), source.licence):
+            assert word in CALIBRATE, word
 
 
 def test_the_errors_on_it_are_those_of_the_shipped_file() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+
 import click
 
 from sim.cli.group import verb_group
@@ -12,21 +14,48 @@ def calibrate() -> None:
     """Fit cost models to measured operator tables."""
 
 
-@calibrate.command("fit", short_help="Fit every term of a step to operator tables.")
-@click.option("--data", required=True, type=click.Path(), help="Folder of the operator tables (docs/calibrate.md).")
-@click.option("--model", default="llama-2-7b", show_default=True, help="Model of the catalog.")
-@click.option("--hardware", default="a100-80gb", show_default=True, help="Card of the catalog.")
-@click.option("--tp", default=1, show_default=True, type=click.IntRange(1), help="GPUs of a tensor-parallel group.")
+@calibrate.command("fit", short_help="Fit every term of a step to measured operators.")
+@click.option("--profile", type=click.Path(dir_okay=False), help="Profile of `calibrate measure` or `import`.")
+@click.option("--data", type=click.Path(), help="Instead: folder of the known operator tables (docs/calibrate.md).")
+@click.option("--model", help="With --data: model of the catalog.  [default: llama-2-7b]")
+@click.option("--hardware", help="With --data: card of the catalog.  [default: a100-80gb]")
+@click.option("--tp", type=click.IntRange(1), help="With --data: GPUs of a tensor-parallel group.  [default: 1]")
 @click.option("--out", required=True, type=click.Path(dir_okay=False), help="Cost file to write.")
-def fit(data: str, model: str, hardware: str, tp: int, out: str) -> None:
+@click.option("--report", type=click.Path(dir_okay=False), help="Page to write, with each held-out point's residual.")
+def fit(
+    profile: str | None,
+    data: str | None,
+    model: str | None,
+    hardware: str | None,
+    tp: int | None,
+    out: str,
+    report: str | None,
+) -> None:
     """Fit every term of a step, hold points out, print the errors, and write a cost file.
 
-    Which public tables --data holds, what the fit does and what its errors mean: docs/calibrate.md.
+    `run --set hardware.cost_model=FILE` takes the file. What the fit does and what its errors mean: docs/calibrate.md.
     """
-    from importlib import import_module
+    run_fit = import_module("calibrate.cli").run_fit
+    click.echo(run_fit(data, model, hardware, out, tp, profile=profile, report=report))
 
-    click.echo(import_module("calibrate.cli").run_fit(data, model, hardware, out, tp))
 
+@calibrate.command("import", short_help="Make a profile of other tools' operator tables.")
+@click.argument("tool", metavar="TOOL")
+@click.argument("files", nargs=-1, required=True, metavar="FILE...")
+@click.option("--model", required=True, help="Model of the catalog.")
+@click.option("--hardware", required=True, help="Card of the catalog that the tables were measured on.")
+@click.option("--tp", default=1, show_default=True, type=click.IntRange(1), help="GPUs of a tensor-parallel group.")
+@click.option("--date", help="When they were measured or published, for the provenance.")
+@click.option("--out", required=True, type=click.Path(dir_okay=False), help="Profile to write; gzipped as FILE.gz.")
+def import_(
+    tool: str, files: tuple[str, ...], model: str, hardware: str, tp: int, date: str | None, out: str
+) -> None:
+    """Make a profile of operator tables of TOOL: vidur, aiconfigurator, llmservingsim, splitwise-sim, or batchscope
+    (profiles, to join them).
+
+    With aiconfigurator a FILE may be `installed`: the tables of the aiconfigurator-core of this environment.
+    """
+    click.echo(import_module("calibrate.cli").run_import(tool, files, model, hardware, tp, out, date))
 
 @calibrate.command("validate", short_help="Measured runs against their simulation, with the errors.")
 @click.argument("files", nargs=-1, metavar="[FILE.jsonl]...")

@@ -10,7 +10,16 @@ from typing import Any, NamedTuple
 
 from policies.core.errors import CostFileError
 from policies.json_text import read_json
-from sim.costs.terms import DecodeTerm, HeadTerm, LinearTerm, PrefillTerm, SwapTerm
+from sim.costs.terms import (
+    DecodeTerm,
+    HeadTerm,
+    HostTerm,
+    LinearTerm,
+    MixedTerm,
+    PrefillTable,
+    PrefillTerm,
+    SwapTerm,
+)
 
 SCHEMA = "batchscope-costs/2"
 
@@ -23,6 +32,8 @@ class CostFile(NamedTuple):
 
     The terms are those of one GPU of ``tp``, without communication. ``kind`` is how they came about: ``calibrated`` on
     measured operators, or ``roofline``; ``band`` then is the range of predicted over measured times of whole batches.
+    ``chunks`` and ``mixed`` take the place of ``prefill`` and ``decode`` where chunks on cached tokens and steps that
+    do both were measured, ``host`` that of the preset's host time where steps were measured end to end.
     """
 
     name: str
@@ -40,6 +51,9 @@ class CostFile(NamedTuple):
     provenance: Mapping[str, Any]
     band: Mapping[str, float] | None = None
     date: str = ""
+    chunks: PrefillTable | None = None
+    mixed: MixedTerm | None = None
+    host: HostTerm | None = None
 
 
 def read_cost_file(path: Path) -> CostFile:
@@ -70,7 +84,7 @@ def parse_cost_file(data: Any, where: str) -> CostFile:
             tile_tokens=reader.whole("terms.linear.tile_tokens"),
             tile_s=reader.seconds("terms.linear.tile_s"),
         ),
-        decode=_decode(reader),
+        decode=_decode(reader, "terms.decode"),
         prefill=_prefill(reader),
         head=HeadTerm(*reader.table("terms.head", "num_rows", "seconds")),
         swap=SwapTerm(
@@ -81,6 +95,13 @@ def parse_cost_file(data: Any, where: str) -> CostFile:
         held_out=_held_out(reader),
         provenance=reader.mapping("provenance"),
         date=str(reader.get("date")),
+        chunks=_chunks(reader) if reader.has("terms.chunks") else None,
+        mixed=_mixed(reader) if reader.has("terms.mixed") else None,
+        host=(
+            HostTerm(reader.seconds("terms.host.base_s"), reader.seconds("terms.host.per_seq_s"))
+            if reader.has("terms.host")
+            else None
+        ),
     )
 
 
@@ -93,17 +114,34 @@ def _held_out(reader: _Reader) -> Mapping[str, Any]:
     return errors
 
 
-def _decode(reader: _Reader) -> DecodeTerm:
-    key = "terms.decode"
-    num_seqs, contexts = reader.counts(f"{key}.num_seqs", 1), reader.counts(f"{key}.contexts", 0)
+def _decode(reader: _Reader, key: str) -> DecodeTerm:
+    uneven_s = reader.seconds(f"{key}.uneven_s")
+    return DecodeTerm(*_by_context(reader, key, "num_seqs"), uneven_s, reader.whole(f"{key}.max_context"))
+
+
+def _chunks(reader: _Reader) -> PrefillTable:
+    return PrefillTable(*_by_context(reader, "terms.chunks", "num_tokens"))
+
+
+def _mixed(reader: _Reader) -> MixedTerm:
+    return MixedTerm(
+        _decode(reader, "terms.mixed.decode"),
+        reader.seconds("terms.mixed.token_seq_s"),
+        *reader.table("terms.mixed", "num_tokens", "overlap"),
+    )
+
+
+def _by_context(
+    reader: _Reader, key: str, counts: str
+) -> tuple[tuple[int, ...], tuple[int, ...], tuple[tuple[float, ...], ...]]:
+    """Counts, contexts, and a list of seconds by context for each count."""
+    xs, contexts = reader.counts(f"{key}.{counts}", 1), reader.counts(f"{key}.contexts", 0)
     rows = reader.get(f"{key}.seconds")
     if len(contexts) < 2 or contexts[0]:
         raise CostFileError(f"{reader.where}: '{key}.contexts' must begin with 0 and hold two numbers or more")
-    if not isinstance(rows, list) or len(rows) != len(num_seqs):
-        raise CostFileError(f"{reader.where}: '{key}.seconds' must hold a list for each of num_seqs")
-    seconds = tuple(reader.amounts(row, len(contexts), f"{key}.seconds") for row in rows)
-    uneven_s = reader.seconds(f"{key}.uneven_s")
-    return DecodeTerm(num_seqs, contexts, seconds, uneven_s, reader.whole(f"{key}.max_context"))
+    if not isinstance(rows, list) or len(rows) != len(xs):
+        raise CostFileError(f"{reader.where}: '{key}.seconds' must hold a list for each of {counts}")
+    return xs, contexts, tuple(reader.amounts(row, len(contexts), f"{key}.seconds") for row in rows)
 
 
 def _prefill(reader: _Reader) -> PrefillTerm:
@@ -142,6 +180,12 @@ class _Reader:
                 raise CostFileError(f"{self.where}: key '{key}' is missing; fit the file again")
             value = value[part]
         return value
+
+    def has(self, key: str) -> bool:
+        """Whether a term that not every file has is there."""
+        parent, _, last = key.rpartition(".")
+        found = self.get(parent)
+        return isinstance(found, Mapping) and last in found
 
     def number(self, key: str) -> float:
         value = self.get(key)

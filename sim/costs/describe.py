@@ -60,14 +60,15 @@ def describe_models() -> str:
 
 
 def _files(*, card: str | None = None, model: str | None = None) -> list[str]:
-    """What the shipped files of a card, or of a model, are for; ``(tp 2)`` marks a group."""
-    found = []
+    """What the shipped files of a card, or of a model, are for; ``(tp 2, 4)`` names the sizes of groups."""
+    sizes: dict[str, list[int]] = {}
     for name in shipped():
         on, of, *group = name.split("_")
         if card in (on, None) and model in (of, None):
-            other = of if model is None else on
-            found.append(other + (f" (tp {group[0][2:]})" if group else ""))
-    return found
+            sizes.setdefault(on if card is None else of, []).append(int(group[0][2:]) if group else 1)
+    return [
+        name if found == [1] else f"{name} (tp {', '.join(map(str, sorted(found)))})" for name, found in sizes.items()
+    ]
 
 
 def describe_hardware(costs: CostModel, engine: Engine = Engine(), pieces_per_block: int | None = None) -> str:  # noqa: B008

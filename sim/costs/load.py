@@ -30,12 +30,15 @@ def load_cost_model(
     """The cost model of ``shape``, a model or one GPU's part of it, on ``card``.
 
     ``cost_model`` is ``calibrated`` (a shipped cost file), ``roofline``, or the path of a cost file; None takes the
-    shipped file, and the roofline where there is none. ``swap`` takes the place of the file's term. CostFileError when
-    a file is missing or is for something else.
+    shipped file, and the roofline where there is none. ``swap`` takes the place of the file's term; the file's host
+    time, if steps were measured end to end, that of ``host``. CostFileError when a file is missing or is for something
+    else.
     """
     file = _file(shape, card, cost_model)
     if swap is not None:
         file = file._replace(swap=swap)
+    if file.host is not None:
+        host = file.host
     return CostModel(file, shape, card, host, graphs=graphs, all_reduce=link_of(card, shape.tp, all_reduce).all_reduce)
 
 

@@ -20,7 +20,7 @@ from policies.core.errors import ContractError
 from policies.core.plan import Chunk
 from sim.costs.costfile import CostFile
 from sim.costs.floor import floor_of
-from sim.costs.terms import AllReduceTerm, GraphTerm, HostTerm
+from sim.costs.terms import AllReduceTerm, DecodeTerm, GraphTerm, HostTerm, interpolate
 
 NO_KNOT = 1 << 60
 """Sum of contexts that no step has: where the last segment ends."""
@@ -65,6 +65,8 @@ class CostModel:
         self._head: _Table[float] = _Table(file.head.at)
         self._curves: dict[tuple[int, int], _Segments] = {}
         self._uneven_s = layers * file.decode.uneven_s
+        self._mixed: _Table[_Segments] = _Table(self._mixed_segments)
+        self._chunk_rows: _Table[tuple[float, ...]] = _Table(self._chunk_row)
         prefill = file.prefill
         self._prefill_step_s = layers * prefill.step_s
         self._prefill = (
@@ -116,15 +118,19 @@ class CostModel:
         context = pairs = sum_context
         chunk_s, token_s, context_s, context_token_s, token_token_s = self._prefill
         device_s = self._prefill_step_s
+        is_table = self.file.chunks is not None
         for _, start, tokens, emits in chunks:
-            device_s += chunk_s + token_s * tokens + context_s * start
-            device_s += tokens * (context_token_s * start + token_token_s * tokens)
+            if is_table:
+                device_s += self._chunk_s(tokens, start)
+            else:
+                device_s += chunk_s + token_s * tokens + context_s * start
+                device_s += tokens * (context_token_s * start + token_token_s * tokens)
             context += start
             pairs += tokens * start + tokens * (tokens + 1) // 2
             num_rows += emits
         device_s += self._linear[num_tokens] + self._head[num_rows]
         if num_seqs:
-            device_s += self._decode_s(num_seqs, sum_context, max_context)
+            device_s += self._mixed_s(num_seqs, sum_context, max_context, chunks)
         floor_s = self.floor.step_s(num_tokens, num_rows, context, pairs)
         if device_s < floor_s:
             device_s = floor_s
@@ -153,15 +159,14 @@ class CostModel:
         self, num_tokens: int, num_seqs: int, sum_context: int, max_context: int, chunks: Sequence[Chunk] = ()
     ) -> dict[str, float]:
         """Seconds of a step by term, for people; ``floor`` is what lifts the sum to the hardware's limit."""
-        prefill = self.file.prefill
         num_rows = num_seqs + sum(chunk.emits for chunk in chunks)
-        prefill_s = sum(self.shape.layers * prefill.at(chunk.num_tokens, chunk.start) for chunk in chunks)
+        prefill_s = sum(self._one_chunk_s(chunk.num_tokens, chunk.start) for chunk in chunks)
         graphs = self.graphs if self.graphs.pads_chunks or not chunks else NO_GRAPHS
         padded = graphs.padded(num_tokens)
         parts = {
             "linear": self._token_s(padded) - self._all_reduces_s(padded),
             "all_reduce": self._all_reduces_s(padded),
-            "decode_attention": self._decode_s(num_seqs, sum_context, max_context) if num_seqs else 0.0,
+            "decode_attention": self._mixed_s(num_seqs, sum_context, max_context, chunks) if num_seqs else 0.0,
             "prefill_attention": prefill_s + (self._prefill_step_s if chunks else 0.0),
             "head": self._head[num_rows],
             "host": self.host.at(num_seqs + len(chunks)),
@@ -187,14 +192,20 @@ class CostModel:
         return 2 * self.shape.layers * self.all_reduce.at(num_tokens * self.shape.hidden * WHOLE_BYTES)
 
     def _decode_segments(self, num_seqs: int) -> _Segments:
-        layers = self.shape.layers
-        seconds = [layers * value for value in self.file.decode.at(_positive(num_seqs))]
-        return self._segments(num_seqs, seconds)
+        return self._segments_of(self.file.decode, num_seqs)
 
-    def _segments(self, num_seqs: int, seconds: Sequence[float]) -> _Segments:
+    def _mixed_segments(self, num_seqs: int) -> _Segments:
+        mixed = self.file.mixed
+        return self._segments_of(self.file.decode if mixed is None else mixed.decode, num_seqs)
+
+    def _segments_of(self, term: DecodeTerm, num_seqs: int) -> _Segments:
+        seconds = [self.shape.layers * value for value in term.at(_positive(num_seqs))]
+        return self._segments(num_seqs, term.contexts, seconds)
+
+    def _segments(self, num_seqs: int, contexts: Sequence[int], seconds: Sequence[float]) -> _Segments:
         """Through ``seconds`` at each context knot; the last segment is at least as steep as the floor, so that it
         never crosses it."""
-        sums = [num_seqs * context for context in self.file.decode.contexts]
+        sums = [num_seqs * context for context in contexts]
         slopes = [
             (right_s - left_s) / (right - left)
             for left, right, left_s, right_s in zip(sums, sums[1:], seconds, seconds[1:], strict=False)
@@ -206,6 +217,40 @@ class CostModel:
     def _decode_s(self, num_seqs: int, sum_context: int, max_context: int) -> float:
         base_s, slope_s = self.decode_line(num_seqs, sum_context)
         return base_s + slope_s * sum_context + self._uneven_s * (max_context - sum_context / num_seqs)
+
+    def _mixed_s(self, num_seqs: int, sum_context: int, max_context: int, chunks: Sequence[Chunk]) -> float:
+        """Decode attention beside ``chunks``, which are timed as if they were alone."""
+        mixed, table = self.file.mixed, self.file.chunks
+        if mixed is None or not chunks:
+            return self._decode_s(num_seqs, sum_context, max_context)
+        ends, bases, slopes = self._mixed[num_seqs]
+        place = bisect_right(ends, sum_context)
+        new_tokens = sum(chunk.num_tokens for chunk in chunks)
+        uneven_s = mixed.decode.uneven_s * (max_context - sum_context / num_seqs)
+        extra_s = self.shape.layers * (uneven_s + mixed.token_seq_s * new_tokens * num_seqs)
+        if table is not None:
+            walk_s = self.shape.layers * interpolate(table.contexts, table.walk, max_context)
+            added_s = sum(
+                self._chunk_s(chunk.num_tokens, chunk.start) - self._chunk_rows[chunk.num_tokens][0] for chunk in chunks
+            )
+            extra_s -= mixed.share(new_tokens) * min(walk_s, added_s)
+        return bases[place] + slopes[place] * sum_context + extra_s
+
+    def _one_chunk_s(self, num_tokens: int, context: int) -> float:
+        """All layers' prefill attention of one chunk, without what a step with chunks takes once."""
+        if self.file.chunks is None:
+            return self.shape.layers * self.file.prefill.at(num_tokens, context)
+        return self._chunk_s(num_tokens, context)
+
+    def _chunk_row(self, num_tokens: int) -> tuple[float, ...]:
+        table = self.file.chunks
+        return () if table is None else tuple(self.shape.layers * value for value in table.row(num_tokens))
+
+    def _chunk_s(self, num_tokens: int, context: int) -> float:
+        """The same by the table of chunks on cached tokens, on which the last segment goes on."""
+        table = self.file.chunks
+        assert table is not None
+        return interpolate(table.contexts, self._chunk_rows[num_tokens], context)
 
     def _add_curve(self, num_seqs: int, num_tokens: int) -> _Segments:
         """The whole step. It is lifted to the floor at each knot: between two of them the floor, which is convex, lies
@@ -219,7 +264,7 @@ class CostModel:
             )
             for context, value in zip(decode.contexts, decode.at(_positive(num_seqs)), strict=True)
         ]
-        ends, bases, slopes = self._segments(num_seqs, seconds)
+        ends, bases, slopes = self._segments(num_seqs, decode.contexts, seconds)
         host_s = self.host.at(num_seqs)
         curve = self._curves[num_seqs, num_tokens] = ends, tuple(base_s + host_s for base_s in bases), slopes
         return curve

@@ -92,6 +92,48 @@ class PrefillTerm(NamedTuple):
         )
 
 
+class PrefillTable(NamedTuple):
+    """Prefill attention where it was measured on cached tokens: ``seconds[i][k]`` for a chunk of ``num_tokens[i]`` on
+    top of ``contexts[k]`` cached ones (the first 0), linear between the knots in both, without ``PrefillTerm.step_s``.
+    Beyond the last context its last segment goes on; beyond the longest chunk the time without cached tokens grows with
+    the square of the chunk and that of a cached token with the chunk."""
+
+    num_tokens: tuple[int, ...]
+    contexts: tuple[int, ...]
+    seconds: tuple[tuple[float, ...], ...]
+
+    def row(self, num_tokens: int) -> tuple[float, ...]:
+        """Seconds of one layer for a chunk of that size, at each of ``contexts``."""
+        sizes = self.num_tokens
+        row = [interpolate(sizes, column, min(num_tokens, sizes[-1])) for column in zip(*self.seconds, strict=True)]
+        beyond = max(1.0, num_tokens / sizes[-1])
+        return tuple(row[0] * beyond**2 + (value - row[0]) * beyond for value in row)
+
+    @property
+    def walk(self) -> tuple[float, ...]:
+        """Seconds of one sequence's walk over each of ``contexts``: what they add to the smallest chunk."""
+        first = self.seconds[0]
+        return tuple(value - first[0] for value in first)
+
+
+class MixedTerm(NamedTuple):
+    """Decode attention in a step that also prefills, where one kernel does both: a table as for decode steps, and
+    ``token_seq_s`` for each pair of a new token and a decoding sequence.
+
+    The walk of the longest sequence over its context and that of a chunk over its cached tokens go side by side as far
+    as the kernel has room: of the shorter one ``overlap`` is saved, a share by the size of the chunk (``num_tokens``).
+    """
+
+    decode: DecodeTerm
+    token_seq_s: float
+    num_tokens: tuple[int, ...] = (1,)
+    overlap: tuple[float, ...] = (0.0,)
+
+    def share(self, num_tokens: int) -> float:
+        """The share that a chunk of that size saves."""
+        return interpolate(self.num_tokens, self.overlap, min(num_tokens, self.num_tokens[-1]))
+
+
 class HeadTerm(NamedTuple):
     """The output head, once a step, by the number of rows that yield a token."""
 

@@ -1,0 +1,64 @@
+"""The page of a fit: measured against predicted steps of the held-out points, and the table of errors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from policies.core.errors import CostFileError
+
+if TYPE_CHECKING:
+    from calibrate.fit import Fit
+
+_TITLES = {
+    "decode": "decode",
+    "prefill": "prefill",
+    "chunk_on_context": "chunk on cached tokens",
+    "mixed": "decode and prefill",
+}
+_MOST_POINTS = 2000
+"""Of a kind that are drawn: the worst, and of the others every n-th."""
+
+
+def write_report(fit: Fit, path: Path) -> None:
+    """Write one self-contained HTML page; CostFileError where it cannot be written."""
+    import html
+
+    from calibrate.cli import describe_fit
+
+    name = html.escape(str(fit.cost_file["name"]))
+    table = html.escape(describe_fit(fit.cost_file))
+    page = (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{name}: residuals</title></head>'
+        f'<body style="font-family: sans-serif; max-width: 70rem; margin: auto"><h1>{name}: residuals</h1>'
+        f"<p>Each point is a held-out step, predicted by a fit that did not see it. Data: "
+        f"{html.escape(str(fit.cost_file['data_date']))}.</p><pre>{table}</pre>{_figure(fit)}</body></html>\n"
+    )
+    try:
+        path.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise CostFileError(f"--report {path}: cannot be written ({error.strerror}); choose another path") from None
+
+
+def _figure(fit: Fit) -> str:
+    from plotly import graph_objects
+
+    figure = graph_objects.Figure()
+    for kind, title in _TITLES.items():
+        ordered = sorted((r for r in fit.residuals if r.kind == kind), key=lambda residual: -residual.error)
+        half = _MOST_POINTS // 2
+        rest = ordered[half:]
+        drawn = ordered[:half] + rest[:: max(1, -(-len(rest) // half))]
+        if drawn:
+            figure.add_scatter(
+                x=[1e3 * residual.measured_s for residual in drawn],
+                y=[100 * (residual.predicted_s / residual.measured_s - 1.0) for residual in drawn],
+                text=[residual.what for residual in drawn],
+                name=f"{title} ({len(ordered):,})",
+                mode="markers",
+                opacity=0.6,
+            )
+    figure.update_xaxes(title="measured step, ms", type="log")
+    figure.update_yaxes(title="predicted over measured, %", zeroline=True)
+    figure.update_layout(template="plotly_white", height=600)
+    return str(figure.to_html(full_html=False, include_plotlyjs=True))
