@@ -38,8 +38,9 @@ class RunFacts:
     """What the record does not say about a run. ``config`` is the resolved configuration, in JSON types.
 
     ``plans`` are the plans after which decode-only steps followed, ``decode_only_steps`` those steps: their
-    ratio is the mean length of a quiet run. ``usd_per_hour`` is the price of all cards together, if it is known. A ``closed_loop`` has no rate that it could fail to keep up with, and so no
-    stability verdict. ``notes`` are assumptions a reader must know.
+    ratio is the mean length of a quiet run. A ``closed_loop`` has no rate that it could fail to keep up with, and so no
+    stability verdict. ``usd_per_hour`` is the price of all cards together, None: unknown. ``notes`` are assumptions a
+    reader must know.
     """
 
     preset: str

@@ -73,7 +73,7 @@ def rate_rows(summary: Mapping[str, Any]) -> list[tuple[str, str, str]]:
         ("Prefix cache hits", kv.get("prefix_hit_rate_new"), percent, "prompt tokens found in the cache"),
         ("Preemptions", _events(summary), str, "running requests pushed out for lack of KV cache"),
         ("Duration", summary["duration_s"], seconds, "first arrival to last completion"),
-        ("USD for a million output tokens", paid.get("usd_per_million_output_tokens"), digits, "at the price of [price]"),
+        ("USD for a million output tokens", paid.get("usd_per_million_output_tokens"), digits, "price: [price]"),
         ("... of prompts and answers", paid.get("usd_per_million_total_tokens"), digits, "likewise"),
         ("USD for a request", paid.get("usd_per_request"), digits, "that finished"),
         *_goodput_rows(summary),
