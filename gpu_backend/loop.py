@@ -92,8 +92,6 @@ class RealTimeLoop:
             self._live(max_time_s)
         except RunError as error:
             status, message = error.status, str(error)
-            if self._events is not None:
-                self._events.died(type(error).__name__, message, self._last_s)
         if self._interrupted and status == "completed":
             status, message = "interrupted", f"stopped after {self._last_s:.1f} s; what ran until then counts"
         if self._events is not None:
@@ -125,7 +123,12 @@ class RealTimeLoop:
         self._take_in(self._last_s)  # what came during the last step was offered: the record says it is unfinished
 
     def _plan(self, now_s: float) -> StepPlan | Idle:
-        plan = self._engine.plan(now_s)
+        try:
+            plan = self._engine.plan(now_s)
+        except RunError as error:
+            if self._events is not None:
+                self._events.died(type(error).__name__, str(error), now_s)
+            raise
         if self._events is not None:
             self._events.plan(plan, now_s)
         for finish in plan.rejected:

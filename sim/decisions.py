@@ -1,0 +1,75 @@
+"""Decision logs of runs, line by line: where two of them part."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from policies.core.errors import UserError
+from policies.json_text import parse_json
+
+DECISIONS_NAME = "decisions.jsonl"
+"""Its file in a run folder."""
+
+Line = dict[str, Any]
+
+
+class Decisions(NamedTuple):
+    """Steps that two runs decided alike from the start, of the longer one's; the first difference in words, None if
+    there is none."""
+
+    alike: int
+    total: int
+    difference: str | None
+
+
+def read_decisions(path: Path) -> Iterator[Line]:
+    """The step lines of a log; a last line that a kill cut off is left out. Raises a UserError for a bad line."""
+    with path.open(encoding="utf-8") as lines:
+        for number, text in enumerate(lines, 1):
+            if not text.endswith("\n"):
+                return
+            try:
+                line = parse_json(text)
+                kind = line["type"]
+            except (ValueError, KeyError, TypeError) as error:
+                raise UserError(f"{path}, line {number}: no line of a decision log ({error}); run again") from None
+            if kind == "step":
+                yield line
+
+
+def compare_decisions(first: Path, second: Path, names: tuple[str, str]) -> Decisions:
+    """The logs of two run folders, step by step. Raises a UserError where one has none."""
+    for folder in (first, second):
+        if not (folder / DECISIONS_NAME).is_file():
+            raise UserError(f"{folder}: no {DECISIONS_NAME}; run again with --set sim.record=decisions")
+    alike = total = 0
+    difference: str | None = None
+    for one, other in zip_longest(*(read_decisions(folder / DECISIONS_NAME) for folder in (first, second))):
+        total += 1
+        if difference is None:
+            difference = first_difference(one, other, names)
+            alike += difference is None
+    return Decisions(alike, total, difference)
+
+
+def first_difference(one: Line | None, other: Line | None, names: tuple[str, str]) -> str | None:
+    """What differs between two step lines, the first field of it; None if nothing does."""
+    if one is None or other is None:
+        line = one or other or {}
+        return f"step {line.get('t')}: only {names[0] if other is None else names[1]} has it"
+    for field in one | other:
+        if one.get(field) != other.get(field):
+            width = max(map(len, names))
+            both = zip(names, (one, other), strict=True)
+            shown = [f"  {name:{width}} {_text(line.get(field))}" for name, line in both]
+            return "\n".join([f"step {one.get('t')}: {field} differs", *shown])
+    return None
+
+
+def _text(value: object) -> str:
+    text = "nothing" if value is None else json.dumps(value)
+    return text if len(text) <= 400 else f"{text[:400]}..."
