@@ -29,6 +29,8 @@ VERBS = {
     "explain": Verb("sim.cli.explain:explain", "Who waited for what, and why: one request or one step of a run."),
     "diagnose": Verb("sim.cli.diagnose:diagnose", "What limits a run, and what helps, each advice simulated."),
     "sweep": Verb("sim.cli.sweep:sweep", "Many runs that differ in some keys: grid, random or search; resumable."),
+    "diff": Verb("sim.cli.diff:diff", "First differing decision of two runs, or of a measured run and its policy."),
+    "claims": Verb("sim.cli.claims:claims", "Audit headline claims about continuous batching against runs and bounds."),
     "keys": Verb("sim.cli.keys:keys", "List every key of RUN.toml and --set: kind, default, meaning."),
     "traces": Verb("sim.cli.traces:traces", "List workload profiles; inspect, make, convert and fit traces."),
     "policies": Verb("sim.cli.policies:policies", "List and explain presets; check decisions against recorded logs."),
