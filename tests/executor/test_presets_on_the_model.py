@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("torch")
+
 from gpu_backend.executor import Limits
 from policies.core.plan import Finish, StepPlan, StepResult
 from policies.core.request import Request
