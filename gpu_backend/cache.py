@@ -36,14 +36,6 @@ class KvCache:
         """Where the blocks are."""
         return self.blocks_NL2KSD.device
 
-    def check_holds(self, num_tokens: int) -> None:
-        """ConfigError unless one request of ``num_tokens`` fits when it is alone."""
-        if num_tokens > self.num_blocks * self.block_size:
-            raise ConfigError(
-                f"engine.num_gpu_blocks = {self.num_blocks}: {self.num_blocks * self.block_size:,} tokens of KV memory"
-                f" hold no request of {num_tokens:,} tokens; give at least {-(-num_tokens // self.block_size):,} blocks"
-            )
-
 
 def block_bytes(shape: ModelShape, block_size: int, dtype: torch.dtype) -> int:
     """Bytes of a block in this dtype, by the catalog's own formula."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from gpu_backend.device import Placement
+from gpu_backend.model_folder import model_folder
 from gpu_backend.ops import Ops
 from gpu_backend.step_batch import StepBatch
 from gpu_backend.weights import LayerWeights, Weights, load_weights, random_weights
@@ -83,13 +84,9 @@ def open_model(source: str, where: Placement, *, seed: int = 0, max_model_len: i
     too little memory.
     """
     folder = Path(source)
-    if folder.is_dir():
-        weights = load_weights(folder, dtype=where.dtype, device=where.device)
+    if folder.exists() or folder.suffix == ".gguf":
+        weights = load_weights(model_folder(folder), dtype=where.dtype, device=where.device)
         _check_length(weights.config.shape, max_model_len, folder)
-    elif folder.suffix == ".gguf":
-        raise WeightsError(f"{source}: convert it first, python -m gpu_backend.gguf {source} FOLDER; then name FOLDER")
-    elif folder.is_file():
-        raise WeightsError(f"{source}: a file; name the folder that holds config.json and *.safetensors")
     else:
         shape = _shape(source)
         shape = shape._replace(max_model_len=max(shape.max_model_len, max_model_len or 0))

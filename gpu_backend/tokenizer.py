@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gpu_backend.extras import require
+from gpu_backend.model_folder import model_folder
 from policies.core.errors import WeightsError
 from policies.json_text import read_json
 
@@ -27,7 +28,7 @@ class Tokenizer:
         require("tokenizers", extra="gpu")
         from tokenizers import Tokenizer as Inner
 
-        path = folder / "tokenizer.json"
+        path = model_folder(folder) / "tokenizer.json"
         if not path.is_file():
             raise WeightsError(f"{path}: no such file; text needs the tokenizer.json of the model")
         try:

@@ -92,6 +92,10 @@ def test_stops_are_those_of_the_generation_and_the_tokenizer(tmp_path: Path, inn
 def test_what_is_missing_or_damaged_is_one_line(tmp_path: Path, inner: Any) -> None:
     with pytest.raises(WeightsError, match=r"tokenizer.json: no such file"):
         Tokenizer.open(tmp_path)
+    with pytest.raises(WeightsError, match="no such folder"):
+        Tokenizer.open(tmp_path / "nowhere")
+    with pytest.raises(WeightsError, match="convert it first"):
+        Tokenizer.open(tmp_path / "model.gguf")
     small_tokenizer.write(tmp_path, inner)
     for name, text, line in (
         ("tokenizer_config.json", "[]", "is no JSON object"),
