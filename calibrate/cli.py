@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ _ROWS = {
     "step_prefill": "step, held out, prefill",
     "step_chunk_on_context": "step, held out, chunk on cached tokens",
     "step_mixed": "step, held out, decode and prefill",
+    "step_whole": "step, whole, decode and prefill",
     "linear_between_sizes": "linear term, between measured sizes",
     "decode_attention": "decode attention alone, all points",
     "prefill_attention": "prefill attention alone, all points",
@@ -60,13 +62,18 @@ def _fit_file(path: Path, model_name: str | None, hardware: str | None, tp: int 
     from calibrate.profile_file import check_possible, read_profile
 
     profile = read_profile(path)
-    for key, given, found in (("--model", model_name, profile.model), ("--hardware", hardware, profile.card), ("--tp", tp, profile.tp)):
+    for key, given, found in (
+        ("--model", model_name, profile.model),
+        ("--hardware", hardware, profile.card),
+        ("--tp", tp, profile.tp),
+    ):
         if given is not None and given != found:
             raise CostFileError(f"{path.name}: is a profile of {found!r}, not of {key} {given}; leave {key} out")
     device = card(profile.card)
     shape = model(profile.model).shard(profile.tp)
     check_possible(profile, path, shape, device)
-    return fit_profile(profile, shape, device, name=path.name)
+    today = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
+    return fit_profile(profile, shape, device, name=path.name, date=today)
 
 
 def tables_folder(data: str) -> Path:
@@ -94,8 +101,8 @@ def run_import(
     profile = import_profile(tool, [Path(file) for file in files], model(model_name).shard(tp), card(hardware), origin)
     write_profile(profile, Path(out))
     counts = {name: len(profile.of(name)) for name in OPERATORS if profile.of(name)}
-    lines = [f"{len(profile.rows):,} rows of {model_name} on {tp} x {hardware}: "
-             + ", ".join(f"{count:,} {name}" for name, count in counts.items())]
+    shown = ", ".join(f"{count:,} {name}" for name, count in counts.items())
+    lines = [f"{len(profile.rows):,} rows of {model_name} on {tp} x {hardware}: {shown}"]
     lines += [f"  {name}: {least:,} to {most:,}" for name, least, most in ranges(profile.rows)]
     return "\n".join([*lines, f"written: {out}"])
 

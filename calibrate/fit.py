@@ -18,6 +18,7 @@ from calibrate.fitter import (
     prefill_s,
     term_errors,
 )
+from calibrate.fitting import fit_host, fit_swap
 from calibrate.profile import Origin, Profile
 from calibrate.recipes import profile_of
 from calibrate.sources import recipe_for
@@ -32,7 +33,7 @@ VERSION = 3
 DATE = "2026-11-30"
 """Of the fits that are shipped; a fit that differs gets another version and date."""
 
-_KINDS = ("decode", "prefill", "chunk_on_context", "mixed")
+_KINDS = ("decode", "prefill", "chunk_on_context", "mixed", "whole")
 
 
 class Errors(NamedTuple):
@@ -67,27 +68,35 @@ def fit_tables(shape: ModelShape, card: Card, profile_dir: Path, tp: int = 1) ->
     return fit_profile(profile, part, card, recipe.hints, str(profile_dir))
 
 
-def fit_profile(profile: Profile, shape: ModelShape, card: Card, hints: Hints = Hints(), name: str = "profile") -> Fit:  # noqa: B008
+def fit_profile(
+    profile: Profile,
+    shape: ModelShape,
+    card: Card,
+    hints: Hints = Hints(),  # noqa: B008
+    name: str = "profile",
+    date: str = DATE,
+) -> Fit:
     """The cost file that a profile of ``shape``, one GPU's part of a model, on ``card`` gives.
 
     The coefficients are fitted on all points; ``held_out`` states the error on a random third of the points of fits
-    that did not see that third. CostFileError, which calls the profile ``name``, where an operator is missing.
+    that did not see that third. ``date`` is that of the fit. CostFileError, which calls the profile ``name``, where an
+    operator is missing.
     """
     measured = measured_of(profile, name, card.memory_bytes / shape.kv_bytes_per_token)
     fitter = Fitter(shape, card, measured, hints)
     terms = fitter.terms(measured.decode, measured.fresh, measured.cached, measured.mixed)
-    residuals = fitter.held_out()
+    residuals = [*fitter.held_out(), *fitter.whole(terms)]
     cost_file = {
         "schema": SCHEMA,
         "name": shipped_path(shape.name, card.name, shape.tp).stem,
         "version": VERSION,
-        "date": DATE,
+        "date": date,
         "data_date": profile.date,
         "model": shape.name,
         "card": card.name,
         "tp": shape.tp,
         "units": "seconds on one GPU, without communication; one layer, but the head once a step",
-        "terms": _terms_json(terms, card),
+        "terms": _terms_json(terms, profile, card),
         "held_out": _held_out_json(fitter, terms, residuals),
         "floor": {key: _round(value) for key, value in floor_of(shape, card)._asdict().items()},
         "provenance": _provenance(profile, card),
@@ -106,7 +115,7 @@ def _held_out_json(fitter: Fitter, terms: Terms, residuals: Sequence[Residual]) 
             " coefficients are fitted on all points; a group of GPUs without its communication"
         ),
         "seed": HELD_OUT_SEED,
-        "step": _errors_json([residual.error for residual in residuals]),
+        "step": _errors_json([residual.error for residual in residuals if residual.kind != "whole"]),
         **{f"step_{kind}": _errors_json(errors) for kind, errors in by_kind.items() if errors},
         "linear_between_sizes": _errors_json(_leave_one_out(terms.linear)),
         "decode_attention": _errors_json(term_errors(measured.decode, lambda point: decode_s(terms, point))),
@@ -145,15 +154,18 @@ def _round(value: float) -> float:
     return float(f"{value:.6g}")
 
 
-def _terms_json(terms: Terms, card: Card) -> dict[str, Any]:
+def _terms_json(terms: Terms, profile: Profile, card: Card) -> dict[str, Any]:
     fitted = {name: _plain(term) for name, term in terms._asdict().items() if term is not None}
-    return {**fitted, "swap": swap_term(card)._asdict()}
+    swaps, hosts = profile.of("swap"), profile.of("host")
+    swap = fit_swap(swaps) if swaps else swap_term(card)
+    return {**fitted, "swap": _plain(swap), **({"host": _plain(fit_host(hosts))} if hosts else {})}
 
 
 def _plain(value: Any) -> Any:
     """A term as JSON has it."""
     if hasattr(value, "_asdict"):
-        return {key: _plain(item) for key, item in value._asdict().items()}
+        # A file without the term for walks as far as the longest context leaves it out.
+        return {key: _plain(item) for key, item in value._asdict().items() if key != "uneven_seq_s" or item}
     if isinstance(value, tuple):
         return [_plain(item) for item in value]
     return _round(value) if isinstance(value, float) else value
@@ -175,10 +187,12 @@ def _provenance(profile: Profile, card: Card) -> dict[str, Any]:
             else {"method": "not measured: a pair with a cached token costs as much as one of two new tokens"},
         },
         "head": _origins_json(profile.origins("head")),
-        "swap": {
+        "swap": _origins_json(profile.origins("swap"))
+        or {
             "source": "bulk copies to pinned memory and one small copy, as on an A100 with PCIe 4",
             "method": "stated, not fitted",
         },
+        **({"host": _origins_json(profile.origins("host"))} if profile.of("host") else {}),
         "all_reduce": "sim/costs/links.json, by link of the card and number of GPUs",
         "floor": {"source": f"{card.title}: {card.source}"},
     }

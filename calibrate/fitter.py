@@ -7,7 +7,16 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, TypeVar
 
-from calibrate.fitting import decode_knots, fit_chunks, fit_decode, fit_linear, fit_mixed, fit_prefill, fit_uneven
+from calibrate.fitting import (
+    decode_knots,
+    fit_chunks,
+    fit_decode,
+    fit_linear,
+    fit_mixed,
+    fit_prefill,
+    fit_uneven,
+    fit_walks,
+)
 from calibrate.operators import AttentionPoint, MixedPoint, UnevenPoint
 from calibrate.profile import Measurement, Profile
 from policies.catalog import Card, ModelShape
@@ -55,10 +64,24 @@ class Terms(NamedTuple):
         return interpolate(self.chunks.contexts, self.chunks.row(tokens), context)
 
 
+class Uneven(NamedTuple):
+    """What the longest context over the mean costs: a part of a token of context (``fit_uneven``), or, where it was
+    measured on the card itself, seconds and seconds a sequence (``fit_walks``)."""
+
+    share: float = 0.0
+    walks: tuple[float, float] | None = None
+
+    def added_to(self, even: DecodeTerm) -> DecodeTerm:
+        """The term with it."""
+        if self.walks is not None:
+            return even._replace(uneven_s=self.walks[0], uneven_seq_s=self.walks[1])
+        return even._replace(uneven_s=self.share * _token_s(even))
+
+
 class Measured(NamedTuple):
     """The points a fit uses. ``fresh``: prefill without cached tokens; ``cached``: chunks on top of some, of the same
-    kernel or, if ``is_other``, of one of which only what cached tokens add counts; ``uneven`` and ``uneven_mixed``:
-    see ``fit_uneven``."""
+    kernel or, if ``is_other``, of one of which only what cached tokens add counts; ``whole``: steps that
+    decode and prefill, on which the sum of the terms is checked."""
 
     linear: dict[int, list[float]]
     decode: list[AttentionPoint]
@@ -66,9 +89,10 @@ class Measured(NamedTuple):
     cached: list[AttentionPoint]
     mixed: list[MixedPoint]
     head: HeadTerm
-    uneven: float
-    uneven_mixed: float
+    uneven: Uneven
+    uneven_mixed: Uneven
     is_other: bool
+    whole: list[MixedPoint]
 
 
 def measured_of(profile: Profile, name: str, most_tokens: float) -> Measured:
@@ -95,14 +119,15 @@ def measured_of(profile: Profile, name: str, most_tokens: float) -> Measured:
         fresh=[point for point in chunks if not point.context],
         cached=other or [point for point in chunks if point.context],
         mixed=[
-            MixedPoint(row.sequences, row.context, row.chunk_tokens, row.chunk_context, row.seconds)
+            _mixed_point(row)
             for row in profile.of("mixed")
             if row.sequences * row.context + row.chunk_context <= most_tokens
         ],
         head=_head(profile.of("head")),
-        uneven=_uneven(profile.of("uneven")),
-        uneven_mixed=_uneven(profile.of("uneven_mixed")),
+        uneven=_uneven(profile, "uneven"),
+        uneven_mixed=_uneven(profile, "uneven_mixed"),
         is_other=bool(other),
+        whole=[_mixed_point(row) for row in profile.of("step") if row.sequences and row.chunks == 1],
     )
 
 
@@ -118,7 +143,20 @@ def _head(rows: Iterable[Measurement]) -> HeadTerm:
     return HeadTerm(tuple(counts), tuple(statistics.median(by_sequences[count]) for count in counts))
 
 
-def _uneven(rows: Sequence[Measurement]) -> float:
+def _mixed_point(row: Measurement) -> MixedPoint:
+    return MixedPoint(row.sequences, row.context, row.chunk_tokens, row.chunk_context, row.seconds)
+
+
+def _uneven(profile: Profile, operator: str) -> Uneven:
+    rows = profile.of(operator)
+    if not rows:
+        return Uneven()
+    if any(profile.sources[row.source].card not in ("", profile.card) for row in rows) or rows[0].chunks:
+        return Uneven(_uneven_share(rows))
+    return Uneven(walks=fit_walks(rows))
+
+
+def _uneven_share(rows: Sequence[Measurement]) -> float:
     points = [UnevenPoint(row.sequences, row.even_seconds, row.longest_seconds, row.seconds) for row in rows]
     return fit_uneven([point for point in points if point.mean_s > 0]) if points else 0.0
 
@@ -164,9 +202,7 @@ class Fitter:
         single = [point for point in (*fresh, *cached) if point.batch == 1]
         is_other = self.measured.is_other
         prefill = fit_prefill(fresh, self._weights(fresh), cached, self._weights(cached), self.layer_read_s)
-        terms = Terms(
-            self.linear, even._replace(uneven_s=self.measured.uneven * _token_s(even)), prefill, self.measured.head
-        )
+        terms = Terms(self.linear, self.measured.uneven.added_to(even), prefill, self.measured.head)
         if not is_other and cached and len({point.chunk for point in single}) >= _FEW_CHUNKS:
             contexts = _as_far(CONTEXTS, max(point.context for point in cached))
             least_s = min(point.seconds for point in single)
@@ -180,8 +216,7 @@ class Fitter:
         contexts = _as_far(CONTEXTS, max(point.context for point in mixed))
         shorter_s = [shorter_walk_s(terms, point) for point in mixed]
         term = fit_mixed(mixed, chunk_s, shorter_s, weights, contexts, self.layer_read_s)
-        uneven_s = self.measured.uneven_mixed * _token_s(term.decode)
-        return term._replace(decode=term.decode._replace(uneven_s=uneven_s))
+        return term._replace(decode=self.measured.uneven_mixed.added_to(term.decode))
 
     def residuals(
         self,
@@ -197,6 +232,13 @@ class Fitter:
             *(self._residual("prefill", point, prefill_s(terms, point)) for point in fresh),
             *self._cached_residuals(terms, cached),
             *(self._mixed_residual(terms, point) for point in mixed),
+        ]
+
+    def whole(self, terms: Terms) -> list[Residual]:
+        """Those of steps measured as a whole, none of which a fit sees."""
+        return [
+            self._mixed_residual(terms, point)._replace(kind="whole", measured_s=point.seconds)
+            for point in self.measured.whole
         ]
 
     def held_out(self) -> list[Residual]:

@@ -14,11 +14,23 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from calibrate.operators import AttentionPoint, GemmPoint, MixedPoint, UnevenPoint
-from sim.costs.terms import DecodeTerm, HeadTerm, LinearTerm, MixedTerm, PrefillTable, PrefillTerm, interpolate
+from sim.costs.terms import (
+    DecodeTerm,
+    HeadTerm,
+    HostTerm,
+    LinearTerm,
+    MixedTerm,
+    PrefillTable,
+    PrefillTerm,
+    SwapTerm,
+    interpolate,
+)
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+    from calibrate.profile import Measurement
 
     Array = NDArray[np.float64]
 
@@ -67,6 +79,39 @@ def fit_uneven(points: Sequence[UnevenPoint]) -> float:
         for point in points
     ]
     return max(0.0, sum(x * y for x, y in weighted) / sum(x * x for x, _ in weighted))
+
+
+def fit_walks(rows: Sequence[Measurement]) -> tuple[float, float]:
+    """(seconds, seconds a sequence) for each token that the longest context has over the mean, from batches of unequal
+    contexts measured beside even ones on the same card."""
+    import numpy as np
+
+    over = np.array([row.longest_context - row.context for row in rows], float)
+    batch = np.array([row.sequences for row in rows], float)
+    extra_s = np.array([row.seconds - row.even_seconds for row in rows], float)
+    weights = [1.0 / max(row.even_seconds, row.seconds) for row in rows]
+    alone_s, sequence_s = least_squares(np.column_stack([over, over * batch]), extra_s, weights, [0.0, 0.0])
+    return alone_s, sequence_s
+
+
+def fit_swap(rows: Sequence[Measurement]) -> SwapTerm:
+    """Rate and fixed time of transfers, each byte of them at least as dear as in the largest."""
+    import numpy as np
+
+    columns = np.array([[row.bytes, 1.0] for row in rows], float)
+    seconds = np.array([row.seconds for row in rows], float)
+    byte_s, fixed_s = least_squares(columns, seconds, list(1.0 / seconds), [0.0, 0.0])
+    largest = max(rows, key=lambda row: row.bytes)
+    return SwapTerm(1.0 / (byte_s or largest.seconds / largest.bytes), 0.0, fixed_s)
+
+
+def fit_host(rows: Sequence[Measurement]) -> HostTerm:
+    """A time a step and a time a sequence in it."""
+    import numpy as np
+
+    columns = np.array([[1.0, row.sequences] for row in rows], float)
+    seconds = np.array([row.seconds for row in rows], float)
+    return HostTerm(*least_squares(columns, seconds, list(1.0 / seconds), [0.0, 0.0]))
 
 
 def fit_decode(
@@ -122,7 +167,8 @@ def fit_mixed(
     places = [(point.batch, point.context) for point in points]
     seconds = np.array([point.seconds for point in points]) - np.array(chunk_s)
     chunk = np.array([point.chunk for point in points], float)
-    saved = np.array([np.interp(chunk, sizes, row) for row in np.eye(len(sizes))]).T * -np.array(shorter_s)[:, None]
+    by_size = np.array([np.interp(chunk, sizes, row) for row in np.eye(len(sizes))]).T
+    saved = by_size * -np.array(shorter_s)[:, None]
     pairs = np.array([[point.batch * point.chunk] for point in points], float)
     least = [knot * least_context_s for knot in knots]
     table, others = _fit_table(places, seconds, weights, knots, contexts, least, np.hstack([pairs, saved]))
@@ -146,8 +192,8 @@ def _fit_table(
     """Seconds at ``knots`` x ``contexts`` of what was measured at ``places``, and factors of the ``others`` columns.
 
     Unknown are the time without context at each knot and what each segment of the context adds, in the last one at
-    least ``least_context_s`` a token. Where points do not tell the segments of a knot apart, a weak pull keeps them straight
-    and a token of each sequence as dear as at the next knot.
+    least ``least_context_s`` a token. Where points do not tell the segments of a knot apart, a weak pull keeps them
+    straight and a token of each sequence as dear as at the next knot.
     """
     import numpy as np
 
@@ -188,7 +234,7 @@ def _straightness(num_knots: int, widths: Array) -> Array:
             row[knot, segment + 1] = wider / widths[segment]
             row[knot, segment + 2] = -wider / widths[segment + 1]
             rows.append(row.ravel())
-    return np.array(rows).reshape(len(rows), -1)
+    return np.array(rows).reshape(len(rows), num_knots * (len(widths) + 1))
 
 
 def _likeness(knots: Sequence[int], num_segments: int) -> Array:
@@ -203,7 +249,7 @@ def _likeness(knots: Sequence[int], num_segments: int) -> Array:
             row[knot, segment + 1] = 1.0
             row[knot + 1, segment + 1] = -few / many
             rows.append(row.ravel())
-    return np.array(rows).reshape(len(rows), -1)
+    return np.array(rows).reshape(len(rows), len(knots) * (num_segments + 1))
 
 
 def fit_prefill(

@@ -55,7 +55,8 @@ def import_profile(
     CostFileError for a table or row that cannot be used.
     """
     if tool not in TOOLS:
-        raise ConfigError(f"calibrate import: '{tool}' is no known tool{closest(tool, TOOLS) or '; known: ' + ', '.join(TOOLS)}")
+        hint = closest(tool, TOOLS) or f"; known: {', '.join(TOOLS)}"
+        raise ConfigError(f"calibrate import: '{tool}' is no known tool{hint}")
     if not files:
         raise ConfigError("calibrate import: name one table or more")
     return merge([_import_file(tool, path, shape, card, origin) for path in files])
@@ -133,4 +134,5 @@ def _check_group(profile: Profile, shape: ModelShape, card: Card, path: Path) ->
         ("tp", profile.tp, shape.tp),
     ):
         if found != wanted:
-            raise CostFileError(f"{path.name}: its {key} is {found!r}, not {wanted!r}; profiles of one group are joined")
+            said = f"its {key} is {found!r}, not {wanted!r}"
+            raise CostFileError(f"{path.name}: {said}; profiles of one group are joined")

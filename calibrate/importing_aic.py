@@ -50,7 +50,8 @@ def measurements(path: Path, group: Group) -> Iterator[Measurement]:
             f"{path.name}: is a table of communication, which a profile does not hold; all-reduces are in"
             " sim/costs/links.json (python -m calibrate.links)"
         )
-    raise unknown_table(path, "aiconfigurator", sorted(columns), "gemm_perf, context_attention_perf, generation_attention_perf")
+    known = "gemm_perf, context_attention_perf and generation_attention_perf"
+    raise unknown_table(path, "aiconfigurator", sorted(columns), known)
 
 
 def method(path: Path) -> str:
@@ -58,8 +59,9 @@ def method(path: Path) -> str:
     columns = set(first_row(path).columns())
     if {"m", "n", "k"} <= columns:
         return (
-            "products of a layer interpolated between the nearest widths and depths; norms, rotary embedding, activation"
-            f" and cache write computed: {1e6 * _LAUNCH_S:g} us each and their bytes at {_SMALL_SHARE:g} of the bandwidth"
+            "products of a layer interpolated between the nearest widths and depths; norms, rotary embedding,"
+            f" activation and cache write computed: {1e6 * _LAUNCH_S:g} us each and their bytes at {_SMALL_SHARE:g} of"
+            " the bandwidth"
         )
     return "heads that the table lacks are read as more or fewer sequences of those it has"
 
@@ -127,7 +129,7 @@ class _Sizes(NamedTuple):
 
 
 def _attention(path: Path, group: Group) -> Iterator[Measurement]:
-    """Prompts (``step`` 0) and decoding sequences, of the model's heads or of others read as more or fewer sequences."""
+    """Prompts (``step`` 0) and decoding sequences, of the model's heads or of others read as more or fewer of them."""
     shape, limits = group.shape, Limits(group.card)
     tables: dict[_Sizes, dict[int, dict[int, float]]] = {}
     for row in read_rows(path):

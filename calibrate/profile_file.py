@@ -110,7 +110,8 @@ def _sources(keys: Mapping[str, str], path: Path) -> dict[str, Origin]:
     for name, fields in found.items():
         for field in ("origin", "licence", "date"):
             if field not in fields:
-                raise CostFileError(f"{path.name}: line '# source.{name}.{field}: ...' is missing; say where rows are from")
+                line = f"# source.{name}.{field}: ..."
+                raise CostFileError(f"{path.name}: line '{line}' is missing; say where rows are from")
     return {name: Origin(**fields) for name, fields in found.items()}
 
 
@@ -148,6 +149,6 @@ def check_possible(profile: Profile, path: Path, shape: ModelShape, card: Card) 
                 ratios.append(row.seconds / floor_s)
     if ratios and statistics.median(ratios) > _FAR_ABOVE:
         raise CostFileError(
-            f"{path.name}: its times are {statistics.median(ratios):,.0f} times what a {card.name} needs; they must be in"
-            " seconds, and of this card"
+            f"{path.name}: its times are {statistics.median(ratios):,.0f} times what a {card.name} needs; they must be"
+            " in seconds, and of this card"
         )

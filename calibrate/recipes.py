@@ -21,7 +21,8 @@ def profile_of(recipe: Recipe, folder: Path, shape: ModelShape, target: Card) ->
     sources: dict[str, Origin] = {}
     for table in recipe.tables:
         path = beside(folder, table.source.file)
-        group = Group(shape, card(table.source.card) if table.source.card else measured_on, source_name(path), recipe.max_num_seqs)
+        of = card(table.source.card) if table.source.card else measured_on
+        group = Group(shape, of, source_name(path), recipe.max_num_seqs)
         rows += _rows(table, path, group)
         sources[group.source] = _origin(table, path, recipe)
     if recipe.scaled_from:

@@ -15,6 +15,7 @@ _TITLES = {
     "prefill": "prefill",
     "chunk_on_context": "chunk on cached tokens",
     "mixed": "decode and prefill",
+    "whole": "whole step, decode and prefill",
 }
 _MOST_POINTS = 2000
 """Of a kind that are drawn: the worst, and of the others every n-th."""

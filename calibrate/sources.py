@@ -109,7 +109,7 @@ _ATTENTION = {
 }
 _KNOTS = {("llama-2-70b", "a100-80gb", 2): (4, 8, 10, 16, 21, 22)}
 
-_GROUPS = {
+_GROUPS: dict[str, dict[str, tuple[int, ...]]] = {
     "a100-80gb": {
         "llama-2-7b": (1, 2, 4, 8),
         "llama-2-13b": (1, 2, 4, 8),
@@ -142,7 +142,8 @@ def recipe_for(model: str, card: str, tp: int = 1) -> Recipe:
             f"no operator tables are known for {group}; known are {known}, with tp 1, 2, 4 or 8 where the memory allows"
         )
     if card == _RTX:
-        return Recipe(tuple(Table("llmservingsim", _rtx(table)) for table in ("dense", "per_sequence", "attention", "skew")))
+        tables = ("dense", "per_sequence", "attention", "skew")
+        return Recipe(tuple(Table("llmservingsim", _rtx(table)) for table in tables))
     measured_on = _SAME_CHIP.get(card, card)
     hints = Hints(_SMS[measured_on], _KNOTS.get((model, measured_on, tp), ()))
     scaled_from = measured_on if measured_on != card else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
+from typing import Any
 
 import click
 
@@ -11,7 +12,7 @@ from sim.cli.group import verb_group
 
 @verb_group()
 def calibrate() -> None:
-    """Fit cost models to measured operator tables."""
+    """Measure a card, fit cost models to operators, check them against measured runs."""
 
 
 @calibrate.command("fit", short_help="Fit every term of a step to measured operators.")
@@ -57,6 +58,7 @@ def import_(
     """
     click.echo(import_module("calibrate.cli").run_import(tool, files, model, hardware, tp, out, date))
 
+
 @calibrate.command("validate", short_help="Measured runs against their simulation, with the errors.")
 @click.argument("files", nargs=-1, metavar="[FILE.jsonl]...")
 @click.option("--set", "named", metavar="NAME", help="A named set, e.g. argonne (docs/validate.md lists them).")
@@ -82,8 +84,6 @@ def validate(
 
     Formats of cases and results, and what the errors mean: docs/validate.md.
     """
-    from importlib import import_module
-
     command = import_module("calibrate.validation.command")
     if (len(files) > 0) + (named is not None) + (run is not None) != 1:
         raise click.UsageError("give files of measured cases, or --set NAME, or --run FILE")
@@ -93,3 +93,26 @@ def validate(
         click.echo(command.validate_set(named, data))
     else:
         click.echo(command.validate_files(files, vary_pool=vary_pool))
+
+
+@calibrate.command("measure", short_help="Time the executor's steps on this card or CPU.")
+@click.argument("config", required=False)
+@click.option("--out", required=True, type=click.Path(dir_okay=False), help="Profile to write; gzipped as FILE.gz.")
+@click.option("--seconds", default=120.0, show_default=True, type=click.FloatRange(5.0), help="Time to measure for.")
+@click.option("--model", metavar="NAME", help="Shape of the catalog, for random weights.  [default: llama-2-7b]")
+@click.option("--policy", metavar="NAME", help="Preset whose limits say how far to measure.  [default: vllm-0.11]")
+@click.option("--hardware", metavar="CARD", help="The card's name in the catalog.  [default: cpu on a CPU]")
+@click.option("--weights", metavar="FOLDER", default="random", help="Hugging Face folder with safetensors, or random.")
+@click.option("--device", metavar="NAME", default="auto", help="auto, cpu, cuda or cuda:N.")
+@click.option("--ops", metavar="NAME", default="auto", help="auto, torch or triton.")
+@click.option("--dtype", metavar="NAME", default="auto", help="auto, float32, float16 or bfloat16.")
+@click.option("--graphs/--no-graphs", default=True, help="Decode through CUDA graphs.  [default: on CUDA]")
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Any key of RUN.toml.")
+def measure(config: str | None, out: str, seconds: float, hardware: str | None, **given: Any) -> None:
+    """Time decode steps, chunks, both, unequal contexts, the head, the host and swapping, and write a profile.
+
+    CONFIG is a RUN.toml whose model and engine limits are measured. Then `calibrate fit --profile FILE` makes the cost
+    file that `run --set hardware.name=CARD --set hardware.cost_model=FILE` takes.
+    """
+    run = import_module("calibrate.measure").run_measure
+    click.echo(run(config, out, seconds, hardware, tell=lambda text: click.echo(text, err=True), **given))

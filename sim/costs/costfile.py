@@ -116,7 +116,9 @@ def _held_out(reader: _Reader) -> Mapping[str, Any]:
 
 def _decode(reader: _Reader, key: str) -> DecodeTerm:
     uneven_s = reader.seconds(f"{key}.uneven_s")
-    return DecodeTerm(*_by_context(reader, key, "num_seqs"), uneven_s, reader.whole(f"{key}.max_context"))
+    uneven_seq_s = reader.seconds(f"{key}.uneven_seq_s") if reader.has(f"{key}.uneven_seq_s") else 0.0
+    table = _by_context(reader, key, "num_seqs")
+    return DecodeTerm(*table, uneven_s, reader.whole(f"{key}.max_context"), uneven_seq_s)
 
 
 def _chunks(reader: _Reader) -> PrefillTable:

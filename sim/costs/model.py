@@ -65,6 +65,7 @@ class CostModel:
         self._head: _Table[float] = _Table(file.head.at)
         self._curves: dict[tuple[int, int], _Segments] = {}
         self._uneven_s = layers * file.decode.uneven_s
+        self._uneven_seq_s = layers * file.decode.uneven_seq_s
         self._mixed: _Table[_Segments] = _Table(self._mixed_segments)
         self._chunk_rows: _Table[tuple[float, ...]] = _Table(self._chunk_row)
         prefill = file.prefill
@@ -98,7 +99,7 @@ class CostModel:
         ends, bases, slopes = self._curves.get((num_seqs, num_tokens)) or self._add_curve(num_seqs, num_tokens)
         place = bisect_right(ends, sum_context)
         return (
-            bases[place] + self._uneven_s * (max_context - sum_context / num_seqs),
+            bases[place] + (self._uneven_s + self._uneven_seq_s * num_seqs) * (max_context - sum_context / num_seqs),
             slopes[place],
             -((sum_context - ends[place]) // num_seqs),
         )
@@ -216,7 +217,8 @@ class CostModel:
 
     def _decode_s(self, num_seqs: int, sum_context: int, max_context: int) -> float:
         base_s, slope_s = self.decode_line(num_seqs, sum_context)
-        return base_s + slope_s * sum_context + self._uneven_s * (max_context - sum_context / num_seqs)
+        uneven_s = self._uneven_s + self._uneven_seq_s * num_seqs
+        return base_s + slope_s * sum_context + uneven_s * (max_context - sum_context / num_seqs)
 
     def _mixed_s(self, num_seqs: int, sum_context: int, max_context: int, chunks: Sequence[Chunk]) -> float:
         """Decode attention beside ``chunks``, which are timed as if they were alone."""
@@ -226,7 +228,8 @@ class CostModel:
         ends, bases, slopes = self._mixed[num_seqs]
         place = bisect_right(ends, sum_context)
         new_tokens = sum(chunk.num_tokens for chunk in chunks)
-        uneven_s = mixed.decode.uneven_s * (max_context - sum_context / num_seqs)
+        uneven_s = mixed.decode.uneven_s + mixed.decode.uneven_seq_s * num_seqs
+        uneven_s *= max_context - sum_context / num_seqs
         extra_s = self.shape.layers * (uneven_s + mixed.token_seq_s * new_tokens * num_seqs)
         if table is not None:
             walk_s = self.shape.layers * interpolate(table.contexts, table.walk, max_context)

@@ -36,7 +36,8 @@ class LinearTerm(NamedTuple):
 class DecodeTerm(NamedTuple):
     """Decode attention by the number of sequences and their mean context: ``seconds[i][k]`` for ``num_seqs[i]``
     sequences over ``contexts[k]`` tokens each (the first 0), linear between the knots in both, and on top
-    ``uneven_s * (max - mean context)``. Beyond the last context its last segment goes on; beyond the last number of
+    ``(uneven_s + uneven_seq_s * sequences) * (max - mean context)``, the second where a kernel walks all of them as far
+    as the longest. Beyond the last context its last segment goes on; beyond the last number of
     sequences the time without context is continued and a token of context costs what it did there."""
 
     num_seqs: tuple[int, ...]
@@ -44,6 +45,7 @@ class DecodeTerm(NamedTuple):
     seconds: tuple[tuple[float, ...], ...]
     uneven_s: float
     max_context: int
+    uneven_seq_s: float = 0.0
 
     def at(self, num_seqs: int) -> tuple[float, ...]:
         """Seconds of one layer for that many sequences, at each of ``contexts``."""

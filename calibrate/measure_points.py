@@ -1,0 +1,107 @@
+"""Which steps ``batchscope calibrate measure`` times, from coarse to fine: decoding, chunks, both, unequal contexts.
+
+Each point has a level; a time budget takes whole levels, coarse ones first, so that the whole range is always covered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+_LEAST_CONTEXT = 16
+_LEAST_CHUNK = 16
+
+
+class Step(NamedTuple):
+    """One step to time: ``contexts`` of the decoding sequences, the current token included, and a chunk of
+    ``chunk_tokens`` on top of ``chunk_context`` cached ones, if any. A ``bare`` step leaves attention out."""
+
+    contexts: tuple[int, ...] = ()
+    chunk_tokens: int = 0
+    chunk_context: int = 0
+    bare: bool = False
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that are computed."""
+        return len(self.contexts) + self.chunk_tokens
+
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens that lie in the cache during the step."""
+        return sum(self.contexts) + self.chunk_tokens + self.chunk_context
+
+
+class Sizes(NamedTuple):
+    """How far to measure: longest context, most sequences, most tokens of a step, tokens that the cache holds."""
+
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    cache_tokens: int
+
+
+class Point(NamedTuple):
+    """A step and its level, from 0 on."""
+
+    level: int
+    step: Step
+
+
+def points(sizes: Sizes) -> list[Point]:
+    """Everything that could be measured, coarse levels first."""
+    found = dict.fromkeys(
+        point
+        for part in (_decode(sizes), _chunks(sizes), _uneven(sizes), _mixed(sizes))
+        for point in part
+        if point.step.cached_tokens <= sizes.cache_tokens
+    )
+    return sorted(found, key=lambda point: point.level)
+
+
+def grid(least: int, most: int) -> dict[int, int]:
+    """Sizes from ``least`` to ``most`` and their levels: powers of four and both ends 0, powers of two 1, and what lies
+    half-way between these 2."""
+    levels, size, place = {}, least, 0
+    while size < most:
+        levels[size] = place % 2
+        if size * 3 // 2 < most and size > 1:
+            levels[size * 3 // 2] = 2
+        size, place = size * 2, place + 1
+    levels[most] = 0
+    return levels
+
+
+def _decode(sizes: Sizes) -> Iterator[Point]:
+    for batch, level in grid(1, sizes.max_num_seqs).items():
+        yield Point(level, Step((_LEAST_CONTEXT,) * batch, bare=True))
+        for context, finer in grid(_LEAST_CONTEXT, sizes.max_model_len).items():
+            yield Point(max(level, finer), Step((context,) * batch))
+
+
+def _chunks(sizes: Sizes) -> Iterator[Point]:
+    longest = min(sizes.max_num_batched_tokens, sizes.max_model_len)
+    for tokens, level in grid(_LEAST_CHUNK, longest).items():
+        yield Point(level, Step(chunk_tokens=tokens, bare=True))
+        yield Point(level, Step(chunk_tokens=tokens))
+        for context, finer in grid(_LEAST_CONTEXT, sizes.max_model_len).items():
+            if context + tokens <= sizes.max_model_len:
+                yield Point(max(level, finer, 1), Step(chunk_tokens=tokens, chunk_context=context))
+
+
+def _uneven(sizes: Sizes) -> Iterator[Point]:
+    """Half of the sequences far over the mean and half far under it; the even batch is a point of its own."""
+    for batch, level in grid(1, sizes.max_num_seqs).items():
+        for context, finer in grid(_LEAST_CONTEXT, sizes.max_model_len // 2).items():
+            if batch > 1 and context > 2 * _LEAST_CONTEXT:
+                half, more = batch // 2, context * 3 // 4
+                contexts = (context + more,) * half + (context,) * (batch % 2) + (context - more,) * half
+                yield Point(max(level, finer), Step(contexts))
+
+
+def _mixed(sizes: Sizes) -> Iterator[Point]:
+    """Steps that both decode and prefill: the sum of the two is checked on them."""
+    for batch, level in grid(1, sizes.max_num_seqs).items():
+        for tokens, finer in grid(_LEAST_CHUNK, min(sizes.max_num_batched_tokens, sizes.max_model_len)).items():
+            if batch + tokens <= sizes.max_num_batched_tokens:
+                yield Point(max(level, finer), Step((sizes.max_model_len // 2,) * batch, tokens))
