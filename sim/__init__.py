@@ -1,6 +1,7 @@
 """The simulated world and the command line.
 
-``from sim import simulate`` runs one configuration, ``sweep`` many that differ in some keys.
+``from sim import simulate`` runs one configuration, ``sweep`` many that differ in some keys; ``diagnose`` says what
+limits a run and what helps, ``claims`` audits headline claims about continuous batching.
 """
 
 from __future__ import annotations
@@ -9,11 +10,18 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from sim.api import simulate
+    from sim.explore.claims import claims
+    from sim.explore.diagnose import diagnose
     from sim.explore.sweep import sweep
 
-__all__ = ["simulate", "sweep"]
+__all__ = ["claims", "diagnose", "simulate", "sweep"]
 
-_HOMES = {"simulate": "sim.api", "sweep": "sim.explore.sweep"}
+_HOMES = {
+    "claims": "sim.explore.claims",
+    "diagnose": "sim.explore.diagnose",
+    "simulate": "sim.api",
+    "sweep": "sim.explore.sweep",
+}
 
 
 def __getattr__(name: str) -> object:

@@ -1,0 +1,103 @@
+"""``claims``: headline claims about continuous batching, set up, simulated, held against the hardware, and judged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from policies.core.errors import UserError, closest
+from sim.explore.claims_bounds import BOUND_CLAIM, CLOSED_LOOP_CLAIM
+from sim.explore.claims_case import VERDICTS, Audited, Claim, Ruling, Runner, simulated
+from sim.explore.claims_latency import ORCA_CLAIM, PAGED_CLAIM
+from sim.explore.claims_memory import MEMORY_CLAIMS
+from sim.explore.claims_slots import SLOT_CLAIMS, SPREAD_CLAIM
+from sim.explore.claims_static import STATIC_CLAIMS
+
+SCHEMA = 1
+
+CLAIMS: dict[str, Claim] = {
+    claim.id: claim
+    for claim in (
+        *(*SLOT_CLAIMS, *STATIC_CLAIMS, ORCA_CLAIM, PAGED_CLAIM, SPREAD_CLAIM, BOUND_CLAIM),
+        *(*MEMORY_CLAIMS, CLOSED_LOOP_CLAIM),
+    )
+}
+"""All claims by id, in the order in which they are told."""
+
+Progress = Callable[[int, int, str], None]
+"""Called before each claim: its number from 1, how many there are, and its id."""
+
+
+class Row(NamedTuple):
+    """A claim and what came of it."""
+
+    claim: Claim
+    audited: Audited
+
+    @property
+    def ruling(self) -> Ruling:
+        """The verdict with its reason."""
+        return self.audited.ruling
+
+
+@dataclass(frozen=True)
+class Audit:
+    """The claims that were audited. ``report(path)`` writes their page; in a notebook the audit shows itself."""
+
+    rows: tuple[Row, ...]
+
+    def __getitem__(self, claim_id: str) -> Row:
+        return next(row for row in self.rows if row.claim.id == claim_id)
+
+    def to_dict(self) -> dict[str, Any]:
+        """In JSON types."""
+        return {"schema": SCHEMA, "claims": [_row_dict(row) for row in self.rows]}
+
+    def report(self, path: str | Path) -> Path:
+        """Write the page of the audit; takes the place of an older page alone."""
+        from sim.explore.claims_page import page
+        from sim.report.document import write_html
+
+        return write_html(path, page(self))
+
+    def _repr_html_(self) -> str:
+        from sim.explore.claims_page import verdict_table
+        from sim.report.notebook import table_html
+
+        return table_html(verdict_table(self))
+
+
+def claims(ids: Sequence[str] = (), *, run: Runner = simulated, progress: Progress | None = None) -> Audit:
+    """Audit the claims of these ids, or all. ``run`` runs each configuration: the simulator, or whatever gives the
+    ``summary.json`` of a RUN.toml. Raises a UserError for an unknown id."""
+    chosen = [_claim(claim_id) for claim_id in dict.fromkeys(ids)] or list(CLAIMS.values())
+    rows = []
+    for number, claim in enumerate(chosen, 1):
+        if progress is not None:
+            progress(number, len(chosen), claim.id)
+        audited = claim.audit(run)
+        assert audited.ruling.verdict in VERDICTS
+        rows.append(Row(claim, audited))
+    return Audit(tuple(rows))
+
+
+def _claim(claim_id: str) -> Claim:
+    if claim_id not in CLAIMS:
+        raise UserError(f"claim {claim_id!r}: unknown; known are {', '.join(CLAIMS)}{closest(claim_id, CLAIMS)}")
+    return CLAIMS[claim_id]
+
+
+def _row_dict(row: Row) -> dict[str, Any]:
+    claim, audited, ruling = row.claim, row.audited, row.ruling
+    return {
+        **{"id": claim.id, "claim": claim.says, "verdict": ruling.verdict, "why": ruling.why},
+        **({"missing": ruling.missing} if ruling.missing else {}),
+        "bound": audited.bound,
+        "figures": dict(audited.figures),
+        "setup": dict(claim.setup),
+        "rule": claim.rule,
+        "notes": list(audited.notes),
+        "side": "server-simulated",
+    }
