@@ -14,9 +14,8 @@ from sim.api import prepare, run_setup
 from sim.config import config_from_tables
 from sim.costs.pool import kv_pool
 
-_UTILIZATION = 0.9
-MOST_REQUESTS = 1_000
-"""Requests of a burst that are simulated at most; throughput no longer depends on how many follow."""
+MOST_REQUESTS = 3_000
+"""Requests that are simulated at most: throughput hardly depends on how many follow."""
 
 
 class Prediction(NamedTuple):
@@ -52,6 +51,8 @@ def predict(case: Case, recipe: Recipe | None, blocks_factor: float = 1.0) -> Pr
     if result.status != "completed":
         raise NotSimulated(f"the run ends as {result.status}: {result.message}")
     summary = result.summary
+    if not summary["requests"]["finished"]:
+        raise NotSimulated(f"the simulated engine serves no such request ({', '.join(summary['requests']['reasons'])})")
     short = bool(summary["preemptions"]["recompute"] or summary["limited_by"].get("kv_blocks", 0.0))
     return Prediction(figures_of(summary, case), blocks, short, _cost_name(setup.costs.file.kind, setup.costs.name))
 
@@ -66,15 +67,15 @@ def _blocks(tables: Mapping[str, Mapping[str, Any]], target: Target, recipe: Rec
     parameters = resolve(
         preset(target.preset), engine, max_model_len=target.shape.max_model_len, card=target.card
     )
-    reserve = {} if recipe is None else {"reserve_bytes": recipe.reserve_bytes}
+    memory = recipe or Recipe(0.0, 0.0)
     return kv_pool(
         target.shape,
         target.card,
         max_num_batched_tokens=parameters.max_num_batched_tokens,
         max_num_seqs=parameters.max_num_seqs,
         block_size=parameters.pool_block_size,
-        utilization=_UTILIZATION,
-        **reserve,
+        utilization=memory.utilization,
+        reserve_bytes=memory.reserve_bytes,
     ).num_gpu_blocks
 
 

@@ -5,8 +5,8 @@ measured runs.
 
 Operator times are those of a shipped cost file for the card, or of its sister (the same chip with slower memory: what
 reads memory takes longer by the ratio of the bandwidths), or the roofline's where no file has the model's layers.
-Fitted are ``base_s`` and ``per_seq_s`` of the host, and factors near 1 on what reading weights and KV takes; then,
-apart, the memory that is no KV pool (``reserve_bytes``).
+Fitted are ``base_s`` and ``per_seq_s`` of the host, and factors near 1 on what reading weights and KV, computing and
+all-reduces take; then, apart, the memory that is no KV pool (``reserve_bytes``).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sim.costs.load import shipped, shipped_path
 from sim.costs.model import CostModel
 from sim.costs.pool import DEFAULT_RESERVE_BYTES
 from sim.costs.roofline import roofline
-from sim.costs.terms import DecodeTerm, GraphTerm, HeadTerm, HostTerm, LinearTerm
+from sim.costs.terms import AllReduceTerm, DecodeTerm, GraphTerm, HeadTerm, HostTerm
 
 SISTERS = {"a100-40gb": "a100-80gb"}
 """Cards whose operators were not measured, and the card of the same chip whose were."""
@@ -32,14 +32,18 @@ _READ_ONLY_TOKENS = 64
 
 
 class Recipe(NamedTuple):
-    """The fitted figures. ``weights`` and ``kv`` multiply the time that reading weights and KV takes; ``parallel_s`` is
-    added to the host's time of a step where several GPUs share the model."""
+    """The fitted figures. ``weights`` and ``kv`` multiply the time that reading weights and KV takes, ``compute`` that of
+    products and attention of many tokens, ``links`` that of all-reduces; ``parallel_s`` is added to the host's time of a
+    step where several GPUs share the model. The KV pool is ``utilization`` of the memory less all else."""
 
     base_s: float
     per_seq_s: float
     weights: float = 1.0
     kv: float = 1.0
+    compute: float = 1.0
+    links: float = 1.0
     parallel_s: float = 0.0
+    utilization: float = 0.9
     reserve_bytes: int = DEFAULT_RESERVE_BYTES
 
     def host(self, tp: int) -> HostTerm:
@@ -51,16 +55,20 @@ def costs_of(recipe: Recipe, shape: ModelShape, device: Card, preset_name: str) 
     """The cost model of a model's part on a card under a recipe, with the graphs of the preset."""
     graphs = preset(preset_name).graphs
     return CostModel(
-        terms_of(shape, device, recipe.weights, recipe.kv),
+        terms_of(shape, device, recipe),
         shape,
         device,
         recipe.host(shape.tp),
         graphs=GraphTerm(*graphs) if graphs else GraphTerm(),
-        all_reduce=link_of(device, shape.tp).all_reduce,
+        all_reduce=_times(link_of(device, shape.tp).all_reduce, recipe.links),
     )
 
 
-def terms_of(shape: ModelShape, device: Card, weights: float = 1.0, kv: float = 1.0) -> CostFile:
+def _times(term: AllReduceTerm, factor: float) -> AllReduceTerm:
+    return term._replace(seconds=tuple(factor * value for value in term.seconds))
+
+
+def terms_of(shape: ModelShape, device: Card, recipe: Recipe) -> CostFile:
     """The operator terms of a model's part on a card.
 
     Attention of models without grouped heads is the roofline's: the tables that have it come from other kernels than
@@ -69,19 +77,31 @@ def terms_of(shape: ModelShape, device: Card, weights: float = 1.0, kv: float = 
     own = roofline(shape, device)
     named = file_for(shape, device)
     if named is None:
-        return own._replace(linear=_slower(own.linear, weights), decode=_reads(own.decode, kv))
+        return _scaled(own, own.decode, 1.0, recipe)
     file, measured = named
     ratio = measured.bytes_per_s / device.bytes_per_s
     decode = own.decode if shape.heads == shape.kv_heads else _reads(file.decode, ratio)
-    head = own.head
-    if file.model == shape.name or model(file.model).vocab == shape.vocab * shape.tp:
-        head = HeadTerm(file.head.num_rows, _read_bound(file.head.num_rows, file.head.seconds, ratio * weights))
+    is_own_head = model(file.model).vocab == model(shape.name).vocab
+    file = file._replace(card=device.name, model=shape.name, head=file.head if is_own_head else own.head)
+    return _scaled(file, decode, ratio, recipe, head_ratio=ratio if is_own_head else 1.0)
+
+
+def _scaled(
+    file: CostFile, decode: DecodeTerm, ratio: float, recipe: Recipe, *, head_ratio: float = 1.0
+) -> CostFile:
+    """The factors of a recipe, and the ratio of bandwidths, on the terms of a file."""
+    weights, compute, head = recipe.weights, recipe.compute, file.head
+    linear, prefill = file.linear, file.prefill
     return file._replace(
-        card=device.name,
-        model=shape.name,
-        linear=_slower(file.linear, ratio * weights),
-        decode=_reads(decode, kv)._replace(uneven_s=decode.uneven_s),
-        head=head,
+        linear=linear._replace(
+            seconds=_read_bound(linear.num_tokens, linear.seconds, ratio * weights, compute),
+            tile_s=linear.tile_s * compute,
+        ),
+        decode=_reads(decode, recipe.kv)._replace(uneven_s=decode.uneven_s),
+        prefill=prefill._replace(
+            context_token_s=prefill.context_token_s * compute, token_token_s=prefill.token_token_s * compute
+        ),
+        head=HeadTerm(head.num_rows, _read_bound(head.num_rows, head.seconds, head_ratio * weights, compute)),
     )
 
 
@@ -109,15 +129,14 @@ def _layers(shape: ModelShape) -> tuple[object, ...]:
     return shape.hidden, shape.intermediate, shape.heads, shape.kv_heads, shape.head_dim, shape.layers, shape.gated_mlp
 
 
-def _slower(term: LinearTerm, factor: float) -> LinearTerm:
-    return term._replace(seconds=_read_bound(term.num_tokens, term.seconds, factor))
-
-
-def _read_bound(counts: tuple[int, ...], seconds: tuple[float, ...], factor: float) -> tuple[float, ...]:
-    """Times of few tokens multiplied; those of more are compute's, and no shorter than the last of the few."""
+def _read_bound(
+    counts: tuple[int, ...], seconds: tuple[float, ...], factor: float, compute: float
+) -> tuple[float, ...]:
+    """Times of few tokens multiplied by ``factor``; those of more are compute's, and no shorter than the last of the
+    few."""
     few = [value * factor for count, value in zip(counts, seconds, strict=True) if count <= _READ_ONLY_TOKENS]
     least = few[-1] if few else 0.0
-    return (*few, *(max(value, least) for value in seconds[len(few) :]))
+    return (*few, *(max(value * compute, least) for value in seconds[len(few) :]))
 
 
 def _reads(term: DecodeTerm, factor: float) -> DecodeTerm:

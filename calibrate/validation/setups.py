@@ -45,6 +45,9 @@ MODELS = {
 }
 """Models of the catalog by the names that sources use; Llama 3.3 has the sizes of 3.1, Qwen 2 those of 2.5."""
 
+_TRTLLM_TOKENS = 8192
+"""Tokens of a step that TensorRT-LLM is built for by default; engines for longer prompts take one beside decodes."""
+
 _BITS = {"fp16": 16, "bf16": 16, "fp8": 8, "int8": 8, "int4": 4}
 
 
@@ -87,7 +90,7 @@ def preset_of(case: Case) -> str:
     if engine == "tensorrt-llm":
         return "trtllm-static" if case.batching == "static" else "trtllm-no-evict"
     if engine == "lmdeploy-turbomind":
-        return "trtllm-no-evict"  # requests join a persistent batch of slots as these become free
+        return "trtllm-max-utilization"  # prompts join a persistent batch; who runs out of blocks is paused
     if engine == "sglang":
         return "sglang-0.4.9-no-cache" if version.startswith("0.3") else "sglang-0.4.9-overlap"
     raise NotSimulated(f"no preset stands for {case.engine} {version}".rstrip())
@@ -123,9 +126,12 @@ def _engine(case: Case, target: Target) -> dict[str, Any]:
         engine["max_num_seqs"] = most
     elif target.preset == "trtllm-static":
         engine["max_num_seqs"] = case.concurrency
-    if target.preset == "trtllm-static" and case.concurrency and case.prompt.mean:
+    prompt = case.prompt.mean or 0
+    if target.preset == "trtllm-static" and case.concurrency:
         # Such engines are built for the batch: all its prompts go in one step.
-        engine["max_num_batched_tokens"] = max(2048, round(case.concurrency * case.prompt.mean))
+        engine["max_num_batched_tokens"] = max(2048, round(case.concurrency * prompt))
+    elif target.preset == "trtllm-no-evict" and prompt > _TRTLLM_TOKENS // 2:
+        engine["max_num_batched_tokens"] = round(prompt) + _TRTLLM_TOKENS
     for name in ("max_model_len", "num_scheduler_steps", "max_num_batched_tokens"):
         if isinstance(settings.get(name), int) and not (name == "num_scheduler_steps" and settings[name] == 1):
             engine[name] = settings[name]
