@@ -6,6 +6,8 @@ The row ``cpu`` is for interpreted runs, which cost by program and operation and
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import NamedTuple
 
@@ -34,17 +36,22 @@ class Launch(NamedTuple):
     stages: int
 
     @property
+    def compiler_options(self) -> dict[str, int]:
+        """Options for the compiler. Triton 3.10 is to change what it does by default about fused multiply-adds."""
+        return {"num_warps": self.warps, "num_stages": self.stages, "enable_fp_fusion": True}
+
+    @property
     def options(self) -> dict[str, int]:
         """All of it, as the keyword arguments of a launch."""
-        return {**self.constants, "num_warps": self.warps, "num_stages": self.stages}
+        return {**self.constants, **self.compiler_options}
 
 
 TILES: dict[tuple[str, str], Tile] = {
     ("rms_norm", "sm_80"): Tile(0, warps=8),
     ("rms_norm", "sm_90"): Tile(0, warps=8),
     ("rms_norm", "cpu"): Tile(0),
-    ("rope_cache", "sm_80"): Tile(8),
-    ("rope_cache", "sm_90"): Tile(8),
+    ("rope_cache", "sm_80"): Tile(8, warps=1),
+    ("rope_cache", "sm_90"): Tile(8, warps=1),
     ("rope_cache", "cpu"): Tile(256),
     ("silu_mul", "sm_80"): Tile(2048),
     ("silu_mul", "sm_90"): Tile(2048),
@@ -53,15 +60,15 @@ TILES: dict[tuple[str, str], Tile] = {
     ("copy_blocks", "sm_90"): Tile(8192),
     ("copy_blocks", "cpu"): Tile(1 << 20),
     ("decode", "sm_80"): Tile(16, 64),
-    ("decode", "sm_90"): Tile(16, 64),
+    ("decode", "sm_90"): Tile(16, 32),
     ("decode", "cpu"): Tile(16, 128),
     ("decode_wide", "sm_80"): Tile(16, 32, stages=2),
     ("decode_wide", "sm_90"): Tile(16, 32, stages=2),
-    ("prefill", "sm_80"): Tile(128, 32, warps=8),
+    ("prefill", "sm_80"): Tile(128, 64, warps=8),
     ("prefill", "sm_90"): Tile(128, 64, warps=8),
     ("prefill", "cpu"): Tile(128, 128),
-    ("prefill_wide", "sm_80"): Tile(32, 32, stages=2),
-    ("prefill_wide", "sm_90"): Tile(32, 32, stages=2),
+    ("prefill_wide", "sm_80"): Tile(32, 32, warps=8, stages=2),
+    ("prefill_wide", "sm_90"): Tile(32, 32, warps=8, stages=2),
     ("linear", "sm_80"): Tile(64, 64, 64, stages=4),
     ("linear", "sm_90"): Tile(64, 64, 64, stages=4),
     ("linear", "cpu"): Tile(64, 256, 256),
@@ -71,6 +78,14 @@ TILES: dict[tuple[str, str], Tile] = {
     ("sample", "sm_90"): Tile(4096, warps=16),
     ("sample", "cpu"): Tile(1 << 16),
 }
+
+CHOICES: dict[tuple[str, str], tuple[Tile, ...]] = {
+    ("decode", "sm_80"): (Tile(16, 32), Tile(16, 128)),
+    ("decode", "sm_90"): (Tile(16, 64, warps=2), Tile(16, 128)),
+    ("prefill", "sm_80"): (Tile(128, 32, warps=8, stages=5), Tile(64, 32)),
+    ("prefill", "sm_90"): (Tile(128, 128, warps=8), Tile(128, 64, warps=8, stages=5), Tile(64, 64)),
+}
+"""Tiles that compile as well as those of the table, for who can time them: ``with trying(kernel, arch, tile):``."""
 
 PROGRAMS = {"sm_80": 864, "sm_90": 1056, "cpu": 1}
 """Programs of decode attention that keep the card busy: eight for each of its 108 or 132 multiprocessors."""
@@ -88,6 +103,24 @@ def arch_of(capability: tuple[int, int] | None) -> str:
     if capability is None:
         return "cpu"
     return "sm_90" if capability >= (9, 0) else "sm_80"
+
+
+@contextmanager
+def trying(kernel: str, arch: str, tile: Tile) -> Iterator[None]:
+    """Launch ``kernel`` with another tile inside the block; for measurements, not beside other threads."""
+    before = TILES[kernel, arch]
+    try:
+        TILES[kernel, arch] = tile
+        _forget()
+        yield
+    finally:
+        TILES[kernel, arch] = before
+        _forget()
+
+
+def _forget() -> None:
+    for launch in (rms_norm, rope_cache, silu_mul, copy_blocks, decode, prefill, linear, sample):
+        launch.cache_clear()
 
 
 @cache

@@ -19,7 +19,7 @@ def copy_blocks_kernel(
 ) -> None:
     """Program (block, part of it). Without ids the blocks of that side lie in order."""
     block = tl.program_id(0).to(tl.int64)
-    places = tl.program_id(1) * CHUNK + tl.arange(0, CHUNK)
+    places = tl.program_id(1).to(tl.int64) * CHUNK + tl.arange(0, CHUNK)
     source, target = block, block
     if FROM_IDS:
         source = tl.load(source_ids_ptr + block).to(tl.int64)

@@ -25,7 +25,7 @@ def rope_cache_kernel(
 ) -> None:
     """Program (token, group of BLOCK_H of its H + 2 K heads)."""
     token = tl.program_id(0).to(tl.int64)
-    heads = (tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)).to(tl.int64)[:, None]
+    heads = (tl.program_id(1).to(tl.int64) * BLOCK_H + tl.arange(0, BLOCK_H))[:, None]
     half = tl.arange(0, BLOCK_D2)[None, :]
     inside = (heads < H + 2 * K) & (half < D // 2)
     source = qkv_ptr + token * ((H + 2 * K) * D) + heads * D + half
