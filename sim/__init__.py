@@ -1,7 +1,8 @@
 """The simulated world and the command line.
 
-``from sim import simulate`` runs one configuration, ``sweep`` many that differ in some keys; ``diagnose`` says what
-limits a run and what helps, ``claims`` audits headline claims about continuous batching.
+``from sim import simulate`` runs one configuration, ``sweep`` many that differ in some keys; ``capacity`` finds the
+most load that keeps stated limits, ``diagnose`` says what limits a run and what helps, ``claims`` audits headline claims
+about continuous batching.
 """
 
 from __future__ import annotations
@@ -10,13 +11,15 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from sim.api import simulate
+    from sim.explore.capacity import capacity
     from sim.explore.claims import claims
     from sim.explore.diagnose import diagnose
     from sim.explore.sweep import sweep
 
-__all__ = ["claims", "diagnose", "simulate", "sweep"]
+__all__ = ["capacity", "claims", "diagnose", "simulate", "sweep"]
 
 _HOMES = {
+    "capacity": "sim.explore.capacity",
     "claims": "sim.explore.claims",
     "diagnose": "sim.explore.diagnose",
     "simulate": "sim.api",

@@ -31,6 +31,7 @@ VERBS = {
     "sweep": Verb("sim.cli.sweep:sweep", "Many runs that differ in some keys: grid, random or search; resumable."),
     "diff": Verb("sim.cli.diff:diff", "First differing decision of two runs, or of a measured run and its policy."),
     "claims": Verb("sim.cli.claims:claims", "Audit headline claims about continuous batching against runs and bounds."),
+    "capacity": Verb("sim.cli.capacity:capacity", "Highest rate, fewest replicas or cheapest card within limits."),
     "keys": Verb("sim.cli.keys:keys", "List every key of RUN.toml and --set: kind, default, meaning."),
     "traces": Verb("sim.cli.traces:traces", "List workload profiles; inspect, make, convert and fit traces."),
     "policies": Verb("sim.cli.policies:policies", "List and explain presets; check decisions against recorded logs."),

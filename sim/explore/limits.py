@@ -65,8 +65,16 @@ class Limit(NamedTuple):
             of = f" of prompts of at most {self.at_most:,} tokens"
         elif self.above:
             of = f" of prompts of more than {self.above:,} tokens"
-        slope = f" + {digits(1e3 * self.per_prompt_token_s)} ms a prompt token" if self.per_prompt_token_s else ""
-        return f"{self.latency.upper().replace('_', ' ')} {self.statistic} <= {seconds(self.limit_s)}{slope}{of}"
+        return f"{self.title} <= {seconds(self.limit_s)}{self.slope_words()}{of}"
+
+    @property
+    def title(self) -> str:
+        """The statistic for a person: ``TTFT p99``."""
+        return f"{self.latency.upper().replace('_', ' ')} {self.statistic}"
+
+    def slope_words(self) -> str:
+        """What the limit grows by with the prompt; else ""."""
+        return f" + {digits(1e3 * self.per_prompt_token_s)} ms a prompt token" if self.per_prompt_token_s else ""
 
 
 def parse_limit(text: str, where: str = "--slo") -> Limit:

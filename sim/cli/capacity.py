@@ -1,0 +1,130 @@
+"""``batchscope capacity``: how much load a server carries within stated limits."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from sim.explore.capacity_result import CapacityResult
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("config", required=False)
+@click.option(
+    "--slo",
+    "limits",
+    multiple=True,
+    metavar="LIMIT",
+    help="ttft_p99_s=0.5, ttft_p99_s=0.5@prompt<=1000; several count.",
+)
+@click.option("--find", default="rate", metavar="WHAT", help="rate, replicas, or card (the cheapest).  [default: rate]")
+@click.option("--rate", type=float, metavar="PER_S", help="Requests a second that replicas or a card are to carry.")
+@click.option(
+    "--replicas", type=int, default=1, metavar="N", help="Replicas whose highest rate is found.  [default: 1]"
+)
+@click.option("--router", default="round_robin", metavar="NAME", help="round_robin or least_outstanding.")
+@click.option(
+    "--try", "levers", multiple=True, metavar="KEY=VALUE", help="Find the highest rate with this setting, too."
+)
+@click.option("--price", "prices", multiple=True, metavar="CARD=USD", help="What an hour of a card costs you.")
+@click.option("--samples", type=int, default=5, metavar="N", help="Independent samples of requests.  [default: 5]")
+@click.option("--requests", type=int, metavar="N", help="Requests of a sample.  [default: 2000]")
+@click.option("--trace", metavar="FILE", help="Trace file; its windows are the samples.")
+@click.option("--profile", metavar="NAME", help="Requests like a real trace's.  [default: chat]")
+@click.option("--policy", metavar="NAME", help="A preset (policies list) or FILE.py:CLASS.  [default: vllm-0.11]")
+@click.option("--model", metavar="NAME", help="Model of the catalog.  [default: llama-2-7b]")
+@click.option("--hardware", metavar="NAME", help="Card of the catalog.  [default: a100-80gb]")
+@click.option("--vllm-args", metavar="TEXT", help="vLLM's own command line, e.g. '--max-num-seqs 128'.")
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Any key of RUN.toml.")
+@click.option("--out", metavar="FILE", help="Where the page goes.  [default: runs/capacity-N.html]")
+@click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON; without --out write no page.")
+def capacity(
+    config: str | None,
+    limits: tuple[str, ...],
+    find: str,
+    rate: float | None,
+    replicas: int,
+    router: str,
+    levers: tuple[str, ...],
+    prices: tuple[str, ...],
+    samples: int,
+    requests: int | None,
+    trace: str | None,
+    profile: str | None,
+    policy: str | None,
+    model: str | None,
+    hardware: str | None,
+    vllm_args: str | None,
+    overrides: tuple[str, ...],
+    out: str | None,
+    as_json: bool,
+) -> None:
+    """Find the highest rate within every --slo, with its interval and what stops more; or the fewest replicas, or the
+    cheapest card, for a rate. CONFIG is a RUN.toml; options come on top of it (docs/capacity.md)."""
+    from pathlib import Path
+
+    from sim.explore.capacity import capacity as find_capacity
+    from sim.report.document import check_page
+
+    page = Path(out) if out else None
+    if page is not None:
+        check_page(page)
+    flags: dict[str, Any] = {
+        **{"trace": trace, "profile": profile, "policy": policy, "model": model, "hardware": hardware},
+        "vllm_args": vllm_args,
+    }
+    result = find_capacity(
+        config,
+        slo=limits,
+        find=find,  # type: ignore[arg-type]
+        rate_per_s=rate,
+        replicas=replicas,
+        router=router,
+        samples=samples,
+        num_requests=requests,
+        levers=levers or None,
+        overrides=[*overrides, *(f"price.{price}" for price in prices)],
+        progress=lambda text: click.echo(f"finding {text}", err=True),
+        **{name: value for name, value in flags.items() if value is not None},
+    )
+    if as_json:
+        import json
+
+        click.echo(json.dumps(result.to_dict(), indent=2, allow_nan=False))
+    else:
+        _show(result)
+    if page is not None or not as_json:
+        path = result.report(page or _next_page())
+        click.echo(f"report: {path}", err=as_json)
+    if not result.feasible:
+        sys.exit(1)
+
+
+def _show(result: CapacityResult) -> None:
+    from sim.cli.tables import render
+    from sim.explore.capacity_page import tables
+    from sim.explore.capacity_words import finding
+
+    for sentence in finding(result):
+        click.echo(sentence)
+    for table in tables(result):
+        click.echo(f"\n{table.caption}")
+        click.echo(render(table.header, table.rows))
+    for note in result.loads.source.notices:
+        click.echo(f"note: {note}")
+
+
+def _next_page() -> Path:
+    """The first name of the pattern that is free."""
+    from itertools import count
+    from pathlib import Path
+
+    from sim.runs import RUNS
+
+    RUNS.mkdir(exist_ok=True)
+    return next(path for number in count(1) if not (path := Path(RUNS, f"capacity-{number}.html")).exists())
