@@ -47,19 +47,20 @@ def tiny() -> Machine:
     return open_machine(config, Options(device="cpu", dtype="float32", ops="torch", seed=3))
 
 
-def crowd(seed: int, count: int, *, prompts: tuple[int, int], outputs: tuple[int, int]) -> list[TraceRow]:
-    """Requests that come one after the other, some of a family that shares a prefix, some that give up."""
+def crowd(seed: int, count: int, *, shared: int, prompts: tuple[int, int], outputs: tuple[int, int]) -> list[TraceRow]:
+    """Requests that come in pairs, faster than they are served. Some begin with the ``shared`` tokens of a family, now
+    and then with nothing behind them; some give up."""
     rng = Random(seed)
     rows = []
     for number in range(count):
         prompt, output = rng.randint(*prompts), rng.randint(*outputs)
-        shared = rng.randint(prompts[0], prompts[1])
-        family = rng.choice((None, "a", "b"))
-        segments = () if family is None else ((family, shared), (f"own{number}", prompt))
+        family = rng.choice((None, "a", "a", "b"))
+        own = ((f"own{number}", prompt),) if rng.random() < 0.6 else ()
+        segments = () if family is None else ((family, shared), *own)
         rows.append(
             TraceRow(
-                0.012 * number,
-                prompt + (shared if segments else 0),
+                0.02 * (number // 2),
+                sum(length for _, length in segments) or prompt,
                 output,
                 output + rng.choice((0, 3)),
                 priority=rng.randint(0, 2),
