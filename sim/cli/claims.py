@@ -61,6 +61,7 @@ def in_words(row: Row) -> str:
         *([("missing", ruling.missing)] if ruling.missing else []),
         ("bound", audited.bound),
         *((name.lower(), text) for name, text in claim.setup),
+        *(("step times", text) for text in row.costs),
         ("rule", claim.rule),
         *(("note", note) for note in audited.notes),
     ]

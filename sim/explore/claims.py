@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from policies.core.errors import UserError, closest
 from sim.explore.claims_bounds import BOUND_CLAIM, CLOSED_LOOP_CLAIM
-from sim.explore.claims_case import VERDICTS, Audited, Claim, Ruling, Runner, simulated
+from sim.explore.claims_case import VERDICTS, Audited, Claim, Ruling, Runner, Tables, simulated
 from sim.explore.claims_latency import ORCA_CLAIM, PAGED_CLAIM
 from sim.explore.claims_memory import MEMORY_CLAIMS
 from sim.explore.claims_slots import SLOT_CLAIMS, SPREAD_CLAIM
 from sim.explore.claims_static import STATIC_CLAIMS
+from sim.wording import percent
 
 SCHEMA = 1
 
@@ -31,10 +32,11 @@ Progress = Callable[[int, int, str], None]
 
 
 class Row(NamedTuple):
-    """A claim and what came of it."""
+    """A claim and what came of it; ``costs`` names the cost models that timed its runs, and their error."""
 
     claim: Claim
     audited: Audited
+    costs: tuple[str, ...] = ()
 
     @property
     def ruling(self) -> Ruling:
@@ -77,10 +79,32 @@ def claims(ids: Sequence[str] = (), *, run: Runner = simulated, progress: Progre
     for number, claim in enumerate(chosen, 1):
         if progress is not None:
             progress(number, len(chosen), claim.id)
-        audited = claim.audit(run)
+        known: dict[str, None] = {}
+        audited = claim.audit(_noting(run, known))
         assert audited.ruling.verdict in VERDICTS
-        rows.append(Row(claim, audited))
+        rows.append(Row(claim, audited, tuple(known)))
     return Audit(tuple(rows))
+
+
+def _noting(run: Runner, known: dict[str, None]) -> Runner:
+    """The same, and a line in ``known`` for each cost model that times a run."""
+
+    def noting(tables: Tables) -> dict[str, Any]:
+        summary = run(tables)
+        known.setdefault(f"{summary['model']} on {summary['hardware']}: {error_of(summary['cost_model'])}")
+        return summary
+
+    return noting
+
+
+def error_of(costs: Mapping[str, Any]) -> str:
+    """A cost model and its stated error, in words."""
+    band, error = costs.get("band"), costs.get("error")
+    if band is not None:
+        return f"roofline, {band['p5']:.2f} to {band['p95']:.2f} of measured times in 90 % of {band['runs']:,.0f} runs"
+    if isinstance(error, Mapping) and "median" in error:
+        return f"cost file {costs['name']}, error {percent(error['median'])} (median), {percent(error['p95'])} (p95)"
+    return f"cost model {costs['name']}"
 
 
 def _claim(claim_id: str) -> Claim:
@@ -97,6 +121,7 @@ def _row_dict(row: Row) -> dict[str, Any]:
         "bound": audited.bound,
         "figures": dict(audited.figures),
         "setup": dict(claim.setup),
+        "step_times": list(row.costs),
         "rule": claim.rule,
         "notes": list(audited.notes),
         "side": "server-simulated",

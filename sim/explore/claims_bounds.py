@@ -271,7 +271,7 @@ BOUND_CLAIM = Claim(
     "Llama-3-70B on A100-80GB: continuous batching serves 42 requests a second where static batching serves 8, each"
     " with 35 tokens a second in place of 12, the first after 50 ms.",
     (
-        ("Model and cards", "Llama-3-70B, 16 bit, on 2, 4 and 8 A100-80GB (NVLink), roofline, no host time"),
+        ("Model and cards", "Llama-3-70B, 16 bit, on 2, 4 and 8 A100-80GB (NVLink), no host time"),
         ("Requests", f"1,024 at once; prompts of {_PROMPT_70B} tokens (assumed), answers of 50 to 500 (stated)"),
         ("Claimed rate", f"42 requests/s of {_MEAN_OUTPUT} tokens on average are {42 * _MEAN_OUTPUT:,} tokens/s"),
     ),
@@ -284,7 +284,7 @@ CLOSED_LOOP_CLAIM = Claim(
     "c32",
     "With 1, 4, 8, 16, 32 clients ITL stays stable or rises slightly, TTFT rises, and throughput scales.",
     (
-        ("Model and card", "Llama-2-7B on one A100-80GB, cost file fitted to measured operators, vllm-0.11"),
+        ("Model and card", "Llama-2-7B on one A100-80GB, vllm-0.11"),
         ("Requests", "prompts of 50 to 200 tokens, answers of 100 to 500, 50 to 96 a level, closed loop"),
     ),
     f"ITL grows at most {STABLE:g} times, TTFT rises, throughput rises at every level: reproduced; a gap below the"

@@ -299,7 +299,7 @@ ORCA_CLAIM = Claim(
     "orca-36.9x",
     "Orca has 36.9 times the throughput of FasterTransformer at equal latency, GPT-3 175B.",
     (
-        ("Model and cards", "GPT-3 175B, 16 bit, on 8 A100-80GB, roofline, no host time"),
+        ("Model and cards", "GPT-3 175B, 16 bit, on 8 A100-80GB, no host time"),
         ("Requests", "Poisson, prompts of 32 to 512 tokens, answers of 1 to 128 (assumed); 400 at each rate"),
         ("Runs", "orca-max and ft-static at the same rates"),
     ),
@@ -311,7 +311,7 @@ PAGED_CLAIM = Claim(
     "vllm-2-4x",
     "PagedAttention has 2-4 times the throughput of Orca and FasterTransformer at equal latency.",
     (
-        ("Models and cards", "OPT-13B on one, OPT-66B on four A100 40 GB, roofline, no host time"),
+        ("Models and cards", "OPT-13B on one, OPT-66B on four A100 40 GB, no host time"),
         ("Requests", "Poisson, mean lengths of ShareGPT (161, 338) and Alpaca (19, 58); 500 and 1,000 at each"),
         ("Runs", f"{_PAGED}; Orca that reserves by true lengths, by the next power of two, to the limit; ft-static"),
     ),

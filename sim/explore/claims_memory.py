@@ -218,7 +218,7 @@ MEMORY_CLAIMS = (
         "longer-max-len",
         "Raising max_model_len can help against running out of memory.",
         (
-            ("Model and card", "Llama-3.1-8B on one A100 40 GB, vllm-0.6, roofline"),
+            ("Model and card", "Llama-3.1-8B on one A100 40 GB, vllm-0.6"),
             ("Runs", "500 requests at 12/s under limits of 4,096 to 131,072 tokens"),
         ),
         "The KV pool never grows with the limit: false; it always does: reproduced.",

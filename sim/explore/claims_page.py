@@ -53,6 +53,7 @@ def _section(row: Row) -> DocumentSection:
         *([("Missing", ruling.missing)] if ruling.missing else []),
         ("What the hardware allows", audited.bound),
         *claim.setup,
+        *(("Step times", text) for text in row.costs),
         ("Rule", claim.rule),
         *(("Note", note) for note in audited.notes),
     ]

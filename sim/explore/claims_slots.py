@@ -100,7 +100,7 @@ def _slot_table(figures: SlotFigures, outputs: Sequence[int]) -> Table:
         ("40 batches, steps of static over continuous", times(figures.gain)),
         ("the most it can be", times(figures.most)),
     ]
-    return Table("Slots of the batch", ("", "value"), rows)
+    return Table(f"Slots of the batch of {len(outputs)}", ("", "value"), rows)
 
 
 def _audit_slots(run: Runner, outputs: Sequence[int], claimed: float, judge: Any) -> Audited:
@@ -188,7 +188,7 @@ def _spread_drawing(points: Sequence[SpreadPoint]) -> Drawing:
     ]
     layout = base_layout(320)
     layout["xaxis"] = axis("coefficient of variation of the answers' lengths")
-    layout["yaxis"] = axis("static over continuous, x")
+    layout["yaxis"] = axis("continuous over static, x")
     caption = "How many times as fast continuous batching is as static batching, against the spread of answer lengths."
     return Drawing("Gain against spread", caption, Figure(traces, layout))
 

@@ -274,7 +274,7 @@ STATIC_CLAIMS = (
         "anyscale-23x",
         "vLLM is 23 times as fast as naive static batching, continuous batching 8 times, FasterTransformer 4 times.",
         (
-            ("Model and card", "OPT-13B, 16 bit, on one A100 40 GB, roofline, no host time"),
+            ("Model and card", "OPT-13B, 16 bit, on one A100 40 GB, no host time"),
             ("Requests", "1,000 at once; prompts of 512 tokens; answers exponential (128), cut at 32, 128, 512, 1,536"),
             ("Runs", "static batches of 16, 12, 8, 4; continuous with 8,700, 7,500, 8,100, 8,100 tokens; vLLM 0.2.7"),
             ("Metric", "prompt and output tokens over the whole duration"),
@@ -287,7 +287,7 @@ STATIC_CLAIMS = (
         "vllm-24x",
         "vLLM serves 24 times as many requests as Hugging Face transformers, and 2.5 times as many as TGI.",
         (
-            ("Model and card", "LLaMA-13B on one A100 40 GB, roofline, no host time"),
+            ("Model and card", "LLaMA-13B on one A100 40 GB, no host time"),
             ("Requests", "600 at once; ShareGPT's mean lengths (161 and 338 tokens), lognormal; limit 1,024"),
             ("Runs", "hf-static, tgi-1.4, vllm-0.2.7; published: 6.4, 61.8 and 154.2 requests a minute"),
         ),

@@ -22,6 +22,9 @@ from sim.result import Result
 MOST_REQUESTS = 2_000
 """Advice is tried on the first requests of a run, no more than these unless told otherwise."""
 
+LITTLE = 0.1
+"""Advice that makes the metric better by a smaller share comes after dearer advice that does more."""
+
 Progress = Callable[[int, int, Advice], None]
 """Called before each re-simulation: its number from 1, how many there are, and the advice."""
 
@@ -177,13 +180,14 @@ def _try_all(
 
 
 def _rank(tried: Tried, metric: tuple[str, str]) -> tuple[int, int, float]:
-    """What helps first, of that the cheapest kind, of that the largest effect; then what does nothing, what makes it
-    worse, and what cannot be simulated."""
+    """What helps first, what helps by less than ``LITTLE`` after it, of both the cheapest kind, of that the largest
+    effect; then what does nothing, what makes it worse, and what cannot be simulated."""
     change = tried.change(*metric)
     if change is None:
-        return 3, KINDS.index(tried.advice.kind), 0.0
-    order = ("better", "none", "worse").index(change.effect)
-    return order, KINDS.index(tried.advice.kind) if order == 0 else 0, change.relative
+        return 4, 0, 0.0
+    if change.effect == "better":
+        return int(change.relative > -LITTLE), KINDS[tried.advice.kind], change.relative
+    return {"none": 2, "worse": 3}[change.effect], 0, change.relative
 
 
 def _notes(view: RunView, setup: Setup, requests: int) -> tuple[str, ...]:

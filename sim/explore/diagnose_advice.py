@@ -12,8 +12,9 @@ from sim.config import RunConfig, config_from_tables
 from sim.costs.load import is_shipped
 from sim.costs.pool import kv_pool
 
-KINDS = ("setting", "engine", "accuracy", "hardware")
-"""What advice asks for, the cheapest first: a setting, another engine or version, less accurate numbers, more cards."""
+KINDS = {"setting": 0, "engine": 0, "prediction": 1, "accuracy": 1, "hardware": 2}
+"""What advice asks for, and how dear that is: a setting, another engine or version, knowing answer lengths in advance,
+less accurate numbers, more cards."""
 
 
 _WITH_PRIORITIES = ("vllm-0.11", "vllm-0.33", "vllm-0.6")
@@ -87,11 +88,14 @@ def _set(setup: Setup, key: str, value: object) -> tuple[tuple[str, object], ...
 def _more_slots(setup: Setup) -> Iterator[Advice]:
     if not _has(setup, "max_num_seqs"):
         return
-    now = setup.parameters.max_num_seqs
+    now, system = setup.parameters.max_num_seqs, setup.parameters.preset.system
     for factor in (2, 8):
         value = now * factor
+        changes = _set(setup, "max_num_seqs", value)
         text = f"max_num_seqs = {value:,} in place of {now:,}"
-        yield Advice("max_num_seqs", text, "setting", _set(setup, "max_num_seqs", value))
+        if len(changes) > 1:
+            text += f", and as many tokens a step (max_num_batched_tokens), which {system} wants"
+        yield Advice("max_num_seqs", text, "setting", changes)
 
 
 def _fewer_slots(setup: Setup) -> Iterator[Advice]:
@@ -232,7 +236,7 @@ def _priorities(setup: Setup) -> Iterator[Advice]:
         yield Advice("priorities", f"by the requests' priorities ({preset})", "engine", (("engine.preset", preset),))
     elif name in ("vllm-0.11", "vllm-0.33"):
         text = "shortest answer first (sjf), if answer lengths were known"
-        yield Advice("priorities", text, "engine", (("engine.preset", "sjf"),))
+        yield Advice("priorities", text, "prediction", (("engine.preset", "sjf"),))
 
 
 def _multi_step(setup: Setup) -> Iterator[Advice]:
@@ -276,7 +280,7 @@ def _replicas(setup: Setup) -> Iterator[Advice]:
 _MAKERS: dict[str, tuple[Maker, ...]] = {
     "arrivals": (),
     "slots": (_more_slots, _larger_pool, _priorities, _narrower_weights, _replicas),
-    "token_budget": (_wider_budget, _chunked, _more_slots, _narrower_weights, _replicas),
+    "token_budget": (_wider_budget, _chunked, _larger_pool, _narrower_weights, _replicas),
     "kv_pool": (
         *(_larger_pool, _shorter_limit, _preemption_mode, _watermark, _fewer_slots, _paged),
         *(_priorities, _narrower_weights, _narrower_kv, _replicas),

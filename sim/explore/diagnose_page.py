@@ -35,14 +35,11 @@ _INTRO = (
     " from doing better, what shows it, and what helps: each piece of advice was simulated with the same requests, and"
     " carries the difference that it made."
 )
-_DRAWN = {
-    "work": "decode",
-    "prefill": "prefill",
-    "host": "host",
-    "link": "swap",
-    "swapped": "swapped",
-}
-"""Parts of the requests' time, and the terms and causes of a run's page whose colours and patterns they take."""
+_DRAWN = {"work": "decode", "link": "swap"}
+"""Parts of the requests' time that have another name on a run's page, whose colours and patterns they take."""
+
+_PATTERNS = {"link": "x", "swapped": "."}
+"""Patterns of parts whose colour another part of the bar has."""
 
 _EFFECTS = {
     "better": ("helps", COLOURS[2], ""),
@@ -89,8 +86,8 @@ def _advice(diagnosis: Diagnosis) -> DocumentSection:
     if not diagnosis.tried:
         return DocumentSection("advice", "What helps", ["Nothing needs help: no advice was tried."])
     text = (
-        "Each line is one change to the run, simulated with the same requests. What helps stands first, settings before"
-        " other engines, less accurate numbers and more cards; what does not help is shown, too. A difference counts"
+        "Each line is one change to the run, simulated with the same requests. What helps stands first, settings and"
+        " other engines before less accurate numbers and more cards; what does not help is shown, too. A difference counts"
         " when its 95 % interval (± half of it, from 10 windows of neighbouring requests) leaves zero out, or, where"
         " there are too few requests for one, when it exceeds 1 %."
     )
@@ -120,12 +117,12 @@ def _life_chart(diagnosis: Diagnosis) -> Iterable[Chart]:
 
 def _life_trace(name: str, share: float) -> Trace:
     part = _DRAWN.get(name, name.removeprefix("wait."))
-    words = PARTS.get(name, name)
+    words, shape = PARTS.get(name, name), _PATTERNS.get(name, part_pattern(part))
     return {
         **{"type": "bar", "orientation": "h", "x": [float(f"{100 * share:.4g}")], "y": [""], "name": words},
         "marker": {
             **{"color": part_colour(part), "line": {"color": part_colour(part), "width": 1}},
-            "pattern": {"shape": part_pattern(part), "fgcolor": part_colour(part), "fillmode": "replace", "size": 8},
+            "pattern": {"shape": shape, "fgcolor": part_colour(part), "fillmode": "replace", "size": 8},
         },
         "hovertemplate": f"{words}: {percent(share)}<extra></extra>",
     }
@@ -141,7 +138,7 @@ def _advice_chart(diagnosis: Diagnosis) -> Iterable[Chart]:
     traces = [_advice_trace(tried, change, unit_s, diagnosis.metric) for tried, change in known]
     layout = base_layout(96 + 56 * len(known), margin={"l": 190, "r": 30, "t": 6, "b": BOTTOM_PX}, bargap=0.35)
     most = max(max(change.before, change.after) for _, change in known) / unit_s
-    layout["xaxis"] = axis(f"{in_short(*metric)}, {unit}", range=[0, 1.1 * most], nticks=5)
+    layout["xaxis"] = axis(f"{in_short(*metric)}, {unit}", range=[0, 1.25 * most], nticks=5)
     layout["yaxis"] = {"autorange": "reversed", "automargin": False}
     layout["shapes"] = [_before_line(known[0][1].before / unit_s)]
     short, meaning = METRICS[metric[0]]
@@ -167,7 +164,8 @@ def _advice_trace(tried: Tried, change: Change, unit_s: float, metric: tuple[str
             **{"color": colour, "line": {"color": colour, "width": 2}},
             "pattern": {"shape": pattern, "fgcolor": colour, "fillmode": "replace", "size": 8},
         },
-        **{"text": seconds(change.after), "textposition": "auto", "hovertemplate": f"{text}<extra></extra>"},
+        **{"text": seconds(change.after), "textposition": "outside", "cliponaxis": False},
+        "hovertemplate": f"{text}<extra></extra>",
     }
 
 

@@ -202,6 +202,12 @@ def test_claims_are_run_by_whatever_runs_a_run_toml() -> None:
     assert [tables["workload"]["concurrency"] for tables in asked] == [1, 4, 8, 16, 32]
 
 
+def test_it_says_what_timed_the_steps() -> None:
+    (costs,) = audit()["c32"].costs
+    assert costs.startswith("llama-2-7b on a100-80gb: cost file a100-80gb_llama-2-7b, error ")
+    assert any(": roofline, " in costs for costs in audit()["anyscale-23x"].costs)
+
+
 def test_a_run_that_does_not_complete_is_no_verdict() -> None:
     with pytest.raises(RunError, match="did not complete"):
         simulated({"workload": {"generator": "constant", "rate_per_s": 1, "num_requests": 3,
