@@ -20,5 +20,6 @@ def silu_mul_kernel(
     gates = gate_up_ptr + token * (2 * I)
     gate = tl.load(gates + columns, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(gates + I + columns, mask=inside, other=0.0).to(tl.float32)
-    y = gate / (1.0 + tl.exp(-gate)) * up
+    small = tl.exp(-tl.abs(gate))  # of the negative size: neither sign overflows
+    y = gate * tl.where(gate >= 0, 1.0, small) / (1.0 + small) * up
     tl.store(y_ptr + token * I + columns, y.to(y_ptr.dtype.element_ty), mask=inside)
