@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from calibrate.fit_steps import COMPUTED, METHOD, fit_steps, only_steps
 from calibrate.fitter import (
     HELD_OUT_SEED,
     Fitter,
@@ -82,10 +83,16 @@ def fit_profile(
     that did not see that third. ``date`` is that of the fit. CostFileError, which calls the profile ``name``, where an
     operator is missing.
     """
-    measured = measured_of(profile, name, card.memory_bytes / shape.kv_bytes_per_token)
-    fitter = Fitter(shape, card, measured, hints)
-    terms = fitter.terms(measured.decode, measured.fresh, measured.cached, measured.mixed)
-    residuals = [*fitter.held_out(), *fitter.whole(terms)]
+    if only_steps(profile):
+        file, residuals = fit_steps(profile, shape, card, name)
+        terms = Terms(file.linear, file.decode, file.prefill, file.head)
+        held_out, sources = _errors_of(residuals), _steps_provenance(profile, card)
+    else:
+        measured = measured_of(profile, name, card.memory_bytes / shape.kv_bytes_per_token)
+        fitter = Fitter(shape, card, measured, hints)
+        terms = fitter.terms(measured.decode, measured.fresh, measured.cached, measured.mixed)
+        residuals = [*fitter.held_out(), *fitter.whole(terms)]
+        held_out, sources = _errors_of(residuals) | _term_errors(fitter, terms), _provenance(profile, card)
     cost_file = {
         "schema": SCHEMA,
         "name": shipped_path(shape.name, card.name, shape.tp).stem,
@@ -97,16 +104,15 @@ def fit_profile(
         "tp": shape.tp,
         "units": "seconds on one GPU, without communication; one layer, but the head once a step",
         "terms": _terms_json(terms, profile, card),
-        "held_out": _held_out_json(fitter, terms, residuals),
+        "held_out": held_out,
         "floor": {key: _round(value) for key, value in floor_of(shape, card)._asdict().items()},
-        "provenance": _provenance(profile, card),
+        "provenance": sources,
     }
     return Fit(cost_file, residuals)
 
 
-def _held_out_json(fitter: Fitter, terms: Terms, residuals: Sequence[Residual]) -> dict[str, Any]:
-    """Errors of the step on held-out points and of each term on all of them."""
-    measured = fitter.measured
+def _errors_of(residuals: Sequence[Residual]) -> dict[str, Any]:
+    """Errors of the step on held-out points."""
     by_kind = {kind: [residual.error for residual in residuals if residual.kind == kind] for kind in _KINDS}
     return {
         "definition": (
@@ -117,6 +123,13 @@ def _held_out_json(fitter: Fitter, terms: Terms, residuals: Sequence[Residual]) 
         "seed": HELD_OUT_SEED,
         "step": _errors_json([residual.error for residual in residuals if residual.kind != "whole"]),
         **{f"step_{kind}": _errors_json(errors) for kind, errors in by_kind.items() if errors},
+    }
+
+
+def _term_errors(fitter: Fitter, terms: Terms) -> dict[str, Any]:
+    """Errors of each term on all points."""
+    measured = fitter.measured
+    return {
         "linear_between_sizes": _errors_json(_leave_one_out(terms.linear)),
         "decode_attention": _errors_json(term_errors(measured.decode, lambda point: decode_s(terms, point))),
         "prefill_attention": _errors_json(term_errors(measured.fresh, lambda point: prefill_s(terms, point))),
@@ -193,6 +206,16 @@ def _provenance(profile: Profile, card: Card) -> dict[str, Any]:
             "method": "stated, not fitted",
         },
         **({"host": _origins_json(profile.origins("host"))} if profile.of("host") else {}),
+        "all_reduce": "sim/costs/links.json, by link of the card and number of GPUs",
+        "floor": {"source": f"{card.title}: {card.source}"},
+    }
+
+
+def _steps_provenance(profile: Profile, card: Card) -> dict[str, Any]:
+    return {
+        "linear": {**_origins_json(profile.origins("step")), "method": METHOD},
+        **dict.fromkeys(("decode", "uneven", "prefill", "head"), COMPUTED),
+        "swap": COMPUTED,
         "all_reduce": "sim/costs/links.json, by link of the card and number of GPUs",
         "floor": {"source": f"{card.title}: {card.source}"},
     }

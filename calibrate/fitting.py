@@ -89,7 +89,7 @@ def fit_walks(rows: Sequence[Measurement]) -> tuple[float, float]:
     over = np.array([row.longest_context - row.context for row in rows], float)
     batch = np.array([row.sequences for row in rows], float)
     extra_s = np.array([row.seconds - row.even_seconds for row in rows], float)
-    weights = [1.0 / max(row.even_seconds, row.seconds) for row in rows]
+    weights = [1.0 / (row.sequences * row.longest_context) for row in rows]
     alone_s, sequence_s = least_squares(np.column_stack([over, over * batch]), extra_s, weights, [0.0, 0.0])
     return alone_s, sequence_s
 

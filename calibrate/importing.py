@@ -13,6 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
+from calibrate.importing_installed import INSTALLED, installed_tables
 from calibrate.operators import Row, read_rows
 from calibrate.profile import Measurement, Origin, Profile, merge
 from policies.catalog import Card, ModelShape
@@ -32,7 +33,7 @@ TOOLS = {
     "aiconfigurator": Tool("calibrate.importing_aic", "Apache-2.0", "aiconfigurator-core: systems/data"),
     "llmservingsim": Tool("calibrate.importing_llmservingsim", "MIT", "casys-kaist/LLMServingSim: profiler"),
     "splitwise-sim": Tool("calibrate.importing_splitwise", "MIT", "Mutinifni/splitwise-sim: data/perf_model.csv"),
-    "batchscope": Tool("calibrate.importing_own", "", ""),
+    "batchscope": Tool("", "", ""),
 }
 
 
@@ -59,6 +60,14 @@ def import_profile(
         raise ConfigError(f"calibrate import: '{tool}' is no known tool{hint}")
     if not files:
         raise ConfigError("calibrate import: name one table or more")
+    if tool == "aiconfigurator" and [str(path) for path in files] == [INSTALLED]:
+        tables, place = installed_tables(card)
+        date = "not stated" if origin is None else origin.date
+        said = Origin("", TOOLS[tool].licence, date)
+        return merge(
+            _import_file(tool, path, shape, card, said._replace(origin=f"{place}: {'/'.join(path.parts[-7:])}"))
+            for path in tables
+        )
     return merge([_import_file(tool, path, shape, card, origin) for path in files])
 
 

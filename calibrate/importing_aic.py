@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from calibrate.checks import Limits, products
 from calibrate.importing import Group, first_row, unknown_table
-from calibrate.operators import read_rows
+from calibrate.operators import Row, read_rows
 from calibrate.profile import Measurement
 from policies.catalog import ModelShape
 from policies.catalog.shapes import WHOLE_BYTES
@@ -30,6 +30,7 @@ _LAUNCH_S = 2.5e-6
 _SMALL_SHARE = 0.8
 """Share of the bandwidth that they reach."""
 
+_WHOLE = ("bfloat16", "float16", "half")
 _HEAD_ROWS = 2048
 _MOST_TOKENS = 16_384
 _LONGEST = 16_384
@@ -80,12 +81,27 @@ def _products(path: Path, group: Group) -> Iterator[Measurement]:
             yield Measurement("head", group.source, head_s, sequences=m)
 
 
+def _whole_rows(path: Path) -> Iterator[Row]:
+    """Rows in 16 bits; of several kernels for attention those of FlashAttention, which vLLM takes by default."""
+    kept: list[tuple[str, Row]] = []
+    for row in read_rows(path):
+        if all(row.text(key) in _WHOLE for key in ("gemm_dtype", "attn_dtype", "kv_cache_dtype") if row.has(key)):
+            kept.append((row.text("kernel_source") if row.has("kernel_source") else "", row))
+    flash = [row for kernel, row in kept if "flash_attn" in kernel]
+    yield from flash or (row for _, row in kept)
+
+
+def _seconds(row: Row) -> float:
+    """Milliseconds, in ``latency_ms`` or, as the distribution calls them, ``latency``."""
+    return row.seconds("latency_ms" if row.has("latency_ms") or not row.has("latency") else "latency")
+
+
 def _gemm_table(path: Path, group: Group) -> Table:
     table: dict[int, dict[int, dict[int, float]]] = {}
     limits = Limits(group.card)
-    for row in read_rows(path):
+    for row in _whole_rows(path):
         m, n, k = row.integer("m"), row.integer("n"), row.integer("k")
-        seconds = row.seconds("latency_ms")
+        seconds = _seconds(row)
         limits.gemm(row.where, m, n, k, seconds, group.shape)
         table.setdefault(k, {}).setdefault(n, {})[m] = seconds
     return table
@@ -132,12 +148,12 @@ def _attention(path: Path, group: Group) -> Iterator[Measurement]:
     """Prompts (``step`` 0) and decoding sequences, of the model's heads or of others read as more or fewer of them."""
     shape, limits = group.shape, Limits(group.card)
     tables: dict[_Sizes, dict[int, dict[int, float]]] = {}
-    for row in read_rows(path):
+    for row in _whole_rows(path):
         if row.integer("head_dim") != shape.head_dim or (row.has("window_size") and row.integer("window_size")):
             continue
         step, batch = row.integer("step"), row.integer("batch_size")
         sizes = _Sizes(row.integer("num_heads"), row.integer("num_key_value_heads"), step > 0)
-        tokens, seconds = step or row.integer("isl"), row.seconds("latency_ms")
+        tokens, seconds = step or row.integer("isl"), _seconds(row)
         if sizes[:2] == (shape.heads, shape.kv_heads):
             limits.measurement(row.where, _measurement(group, step > 0, batch, tokens, seconds), shape)
         tables.setdefault(sizes, {}).setdefault(tokens, {})[batch] = seconds

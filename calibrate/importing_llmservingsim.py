@@ -1,5 +1,5 @@
 """Operator tables of LLMServingSim: those of its profiler 1.0 (dense, per_sequence, attention, skew; microseconds) and
-of its older one (layers; nanoseconds)."""
+of its older one (layers in nanoseconds, attention as Vidur's)."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 
 from calibrate.checks import Limits, products
 from calibrate.importing import Group, first_row, unknown_table
+from calibrate.importing_vidur import attention_rows
 from calibrate.operators import read_rows
 from calibrate.profile import Measurement
 
@@ -30,7 +31,7 @@ _OLD_LAYER = (
 _SEQUENCES = 512
 """Rows of the head up to which the older tables are read: they have one for each number of tokens."""
 
-_KNOWN = "dense, per_sequence, attention, skew, and layers of the older profiler"
+_KNOWN = "dense, per_sequence, attention, skew, and layers and attention of the older profiler"
 
 
 def measurements(path: Path, group: Group) -> Iterator[Measurement]:
@@ -42,6 +43,7 @@ def measurements(path: Path, group: Group) -> Iterator[Measurement]:
         ({"prefill_chunk", "kv_prefill", "n_decode", "kv_decode"}, _attention),
         ({"regime", "kv_mean", "t_skew_us"}, _skew),
         ({"layer_name", "input", "kv_cache", "latency(ns)"}, _old_layers),
+        ({"n_q_head", "kv_cache_size", "prefill_chunk_size", "is_prefill"}, attention_rows),
     ):
         if wanted <= set(columns):
             return read(path, group)

@@ -17,9 +17,9 @@ def measurements(path: Path, group: Group) -> Iterator[Measurement]:
     if "time_stats.mlp_up_proj.median" in columns:
         return _linear(path, group)
     if {"kv_cache_size", "prefill_chunk_size", "batch_size"} <= set(columns):
-        return _attention(path, group)
+        return attention_rows(path, group)
     if "kind" in columns:
-        return _attention(path, group)
+        return attention_rows(path, group)
     raise unknown_table(path, "Vidur", columns, "mlp.csv and attention.csv of data/profiling/compute")
 
 
@@ -29,7 +29,8 @@ def _linear(path: Path, group: Group) -> Iterator[Measurement]:
             yield Measurement("linear", group.source, seconds, tokens=tokens)
 
 
-def _attention(path: Path, group: Group) -> Iterator[Measurement]:
+def attention_rows(path: Path, group: Group) -> Iterator[Measurement]:
+    """Decode and prefill attention of the group's number of GPUs."""
     limits = Limits(group.card)
     for point in read_attention(path, "decode", group.shape, limits):
         yield Measurement(

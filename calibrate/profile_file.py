@@ -76,7 +76,8 @@ def read_profile(path: Path) -> Profile:
         raise CostFileError(f"{path.name}: '# tp: {keys['tp']}' is no number of GPUs; give 1 or more")
     sources = _sources(keys, path)
     table = text.splitlines(keepends=True)[len(head) :]
-    rows = tuple(_row(row, sources, keys) for row in csv_rows(path, table, len(head)))
+    stated = _ranges(keys)
+    rows = tuple(_row(row, sources, stated) for row in csv_rows(path, table, len(head)))
     if not rows:
         raise CostFileError(f"{path.name}: has no rows; measure some (`batchscope calibrate measure`)")
     return Profile(keys["model"], keys["card"], int(keys["tp"]), keys["date"], sources, rows)
@@ -115,7 +116,17 @@ def _sources(keys: Mapping[str, str], path: Path) -> dict[str, Origin]:
     return {name: Origin(**fields) for name, fields in found.items()}
 
 
-def _row(row: Row, sources: Mapping[str, Origin], keys: Mapping[str, str]) -> Measurement:
+def _ranges(keys: Mapping[str, str]) -> dict[str, tuple[int, int]]:
+    """What the file says of its sizes, where it says something."""
+    found = {}
+    for name in SIZES:
+        least, _, most = keys.get(f"range.{name}", "").partition("..")
+        if least.isdigit() and most.isdigit():
+            found[name] = int(least), int(most)
+    return found
+
+
+def _row(row: Row, sources: Mapping[str, Origin], stated: Mapping[str, tuple[int, int]]) -> Measurement:
     if not row.has("seconds"):
         other = [name for name in row.columns() if name.split("_")[-1] in _OTHER_UNITS]
         hint = f"; '{other[0]}' is in another unit: convert it" if other else "; see docs/calibrate.md"
@@ -128,8 +139,8 @@ def _row(row: Row, sources: Mapping[str, Origin], keys: Mapping[str, str]) -> Me
     wanted = OPERATORS[operator].columns
     sizes = {name: row.integer(name) for name in SIZES if name in wanted}
     for name, value in sizes.items():
-        least, _, most = keys.get(f"range.{name}", "").partition("..")
-        if least.isdigit() and most.isdigit() and not int(least) <= value <= int(most):
+        least, most = stated.get(name, (value, value))
+        if not least <= value <= most:
             raise CostFileError(f"{row.where}: {name} = {value} is outside the file's own range, {least}..{most}")
     seconds = {name: row.number(name) for name in SECONDS if name == "seconds" or name in wanted}
     return Measurement(operator, source, **sizes, **seconds)  # type: ignore[arg-type]
