@@ -6,10 +6,11 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from calibrate.validation.bounds import impossible
 from calibrate.validation.cases import Case
 from calibrate.validation.predict import Prediction, predict
 from calibrate.validation.recipe import Recipe
-from calibrate.validation.setups import NotSimulated
+from calibrate.validation.setups import NotSimulated, target_of
 
 FIGURES = (
     "e2e_batch_s",
@@ -82,15 +83,25 @@ def compare(cases: Iterable[Case], recipe_of: RecipeOf, *, vary_pool: bool = Tru
     left: list[Left] = []
     for case in cases:
         try:
+            refuse_impossible(case)
             rows += rows_of(case, recipe_of(case), vary_pool=vary_pool)
         except NotSimulated as reason:
             left.append(Left(case, str(reason)))
     return Comparison(tuple(rows), tuple(left))
 
 
-def rows_of(case: Case, recipe: Recipe | None, *, vary_pool: bool = True) -> list[Row]:
+def refuse_impossible(case: Case) -> None:
+    """NotSimulated for a measurement that no card could have made."""
+    reason = impossible(case, target_of(case))
+    if reason is not None:
+        raise NotSimulated(reason)
+
+
+def rows_of(
+    case: Case, recipe: Recipe | None, *, cost_model: str | None = None, vary_pool: bool = True
+) -> list[Row]:
     """The rows of one case; NotSimulated if it cannot be run, or has no figure that the simulator says."""
-    found = predict(case, recipe)
+    found = predict(case, recipe, cost_model=cost_model)
     names = [name for name in FIGURES if case.measured.get(name, 0.0) > 0.0 and found.figures.get(name)]
     if "e2e_batch_s" in names:
         names = [name for name in names if name not in ("output_tok_s", "req_s")]  # the same measurement again

@@ -28,10 +28,13 @@ class Prediction(NamedTuple):
     cost_model: str
 
 
-def predict(case: Case, recipe: Recipe | None, blocks_factor: float = 1.0) -> Prediction:
+def predict(
+    case: Case, recipe: Recipe | None, blocks_factor: float = 1.0, *, cost_model: str | None = None
+) -> Prediction:
     """Simulate a case under a recipe, or with the shipped costs and the preset's own host time (None).
 
-    ``blocks_factor`` multiplies the KV pool. NotSimulated says why a case is not run.
+    ``blocks_factor`` multiplies the KV pool; ``cost_model`` is a key of [hardware]. NotSimulated says why a case is not
+    run.
     """
     target = target_of(case)
     tables = tables_of(case, target)
@@ -42,6 +45,8 @@ def predict(case: Case, recipe: Recipe | None, blocks_factor: float = 1.0) -> Pr
     try:
         blocks = round(_blocks(tables, target, recipe) * blocks_factor)
         tables["engine"]["num_gpu_blocks"] = blocks
+        if cost_model is not None:
+            tables["hardware"]["cost_model"] = cost_model
         config = config_from_tables(tables)
         costs = None if recipe is None else costs_of(recipe, target.shape, target.card, target.preset)
         setup = prepare(config, costs=costs)
@@ -61,13 +66,20 @@ def _cost_name(kind: str, name: str) -> str:
     return kind if kind == "roofline" else name
 
 
+def memory_of(preset_name: str) -> Recipe:
+    """What an engine leaves to KV where no recipe says it: TensorRT-LLM takes nearly all that is left once it has
+    loaded, the others a share of the memory."""
+    whole = Recipe(0.0, 0.0)
+    return whole._replace(utilization=0.97, reserve_bytes=1_000_000_000) if preset_name.startswith("trtllm") else whole
+
+
 def _blocks(tables: Mapping[str, Mapping[str, Any]], target: Target, recipe: Recipe | None) -> int:
     """Blocks of the pool that the card's memory leaves."""
     engine = {name: value for name, value in tables["engine"].items() if name != "preset"}
     parameters = resolve(
         preset(target.preset), engine, max_model_len=target.shape.max_model_len, card=target.card
     )
-    memory = recipe or Recipe(0.0, 0.0)
+    memory = recipe or memory_of(target.preset)
     return kv_pool(
         target.shape,
         target.card,

@@ -24,7 +24,7 @@ from sim.costs.pool import DEFAULT_RESERVE_BYTES
 from sim.costs.roofline import roofline
 from sim.costs.terms import AllReduceTerm, DecodeTerm, GraphTerm, HeadTerm, HostTerm
 
-SISTERS = {"a100-40gb": "a100-80gb"}
+SISTERS = {"a100-40gb": "a100-80gb", "a100-pcie-80gb": "a100-80gb", "gh200-96gb": "h100-80gb"}
 """Cards whose operators were not measured, and the card of the same chip whose were."""
 
 _READ_ONLY_TOKENS = 64
@@ -32,9 +32,9 @@ _READ_ONLY_TOKENS = 64
 
 
 class Recipe(NamedTuple):
-    """The fitted figures. ``weights`` and ``kv`` multiply the time that reading weights and KV takes, ``compute`` that of
-    products and attention of many tokens, ``links`` that of all-reduces; ``parallel_s`` is added to the host's time of a
-    step where several GPUs share the model. The KV pool is ``utilization`` of the memory less all else."""
+    """The fitted figures. ``weights`` and ``kv`` multiply the time that reading weights and KV takes, ``compute`` that
+    of products and attention of many tokens, ``links`` that of all-reduces; ``parallel_s`` is added to the host's time
+    of a step where several GPUs share the model. The KV pool is ``utilization`` of the memory less all else."""
 
     base_s: float
     per_seq_s: float

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from calibrate.validation import argonne
-from calibrate.validation.text import left_lines, recipe_line, rows_table, summary_table
+from calibrate.validation.text import by_engine_card_figure, left_lines, recipe_line, rows_table, summary_table
+from calibrate.validation.untuned import FACTOR, untuned
 
 
 def argonne_lines(data: Path) -> list[str]:
@@ -33,5 +34,23 @@ def argonne_lines(data: Path) -> list[str]:
     return [*lines, "", *summary_table("absolute error of the time of a batch", groups), *left_lines(found.others)]
 
 
-SETS: Mapping[str, Callable[[Path], list[str]]] = {"argonne": argonne_lines}
+def untuned_lines(data: Path) -> list[str]:
+    """The roofline against all dense 16-bit cases of grade A, the rest by cause, and what became of impossible ones."""
+    found = untuned(data / "measured")
+    rows, within = found.comparison.rows, found.within
+    outside = [row for row in rows if row not in within]
+    lines = [
+        f"roofline with host and communication terms, {len(rows)} dense 16-bit cases of grade A, a figure each:",
+        f"  within a factor of {FACTOR:g}: {len(within)} ({100 * len(within) / len(rows):.1f} %)",
+        f"  faster than the card's bytes and FLOPs allow: {len(found.below_bound)}",
+        f"  graded impossible: {len(found.graded_x)}, of which refused: {len(found.refused)}",
+        "",
+        *summary_table("absolute error", [*by_engine_card_figure(rows), ("all", list(rows))]),
+    ]
+    if outside:
+        lines += ["", f"outside a factor of {FACTOR:g}:", *rows_table(outside)]
+    return [*lines, "", *left_lines(found.comparison)]
+
+
+SETS: Mapping[str, Callable[[Path], list[str]]] = {"argonne": argonne_lines, "untuned": untuned_lines}
 """Name of a set, and what prints it from the data folder."""

@@ -14,12 +14,14 @@ from policies.core.errors import BatchscopeError, ConfigError
 CARDS = {
     "A100-SXM4-40GB": "a100-40gb",
     "A100-SXM4-80GB": "a100-80gb",
+    "A100-PCIE-80GB": "a100-pcie-80gb",
+    "GH200-96GB": "gh200-96gb",
     "H100-SXM5-80GB": "h100-80gb",
     "H200-SXM5-141GB": "h200-141gb",
     "L40S-48GB": "l40s-48gb",
     "A10G-24GB": "a10g-24gb",
     "RTX4090-24GB": "rtx4090-24gb",
-    "RTXPRO6000-96GB": "rtxpro6000-96gb",
+    "RTX-PRO-6000-Blackwell-96GB": "rtxpro6000-96gb",
 }
 """Cards of the catalog by the names that sources use."""
 
@@ -84,7 +86,7 @@ def target_of(case: Case) -> Target:
 
 def preset_of(case: Case) -> str:
     """The preset that stands for the engine of a case; NotSimulated where there is none."""
-    engine, version = case.engine.lower(), case.version
+    engine = case.engine.lower()
     if engine == "vllm":
         return _vllm_preset(case)
     if engine == "tensorrt-llm":
@@ -92,8 +94,12 @@ def preset_of(case: Case) -> str:
     if engine == "lmdeploy-turbomind":
         return "trtllm-max-utilization"  # prompts join a persistent batch; who runs out of blocks is paused
     if engine == "sglang":
-        return "sglang-0.4.9-no-cache" if version.startswith("0.3") else "sglang-0.4.9-overlap"
-    raise NotSimulated(f"no preset stands for {case.engine} {version}".rstrip())
+        return "sglang-0.4.9-no-cache"  # no two prompts of these cases begin alike
+    if case.batching == "single" and case.concurrency == 1:
+        return "trtllm-static"  # one request at a time leaves nothing to schedule
+    if engine == "deepspeed-mii":
+        return "fastgen-8abdd98"
+    raise NotSimulated(f"no preset stands for {case.engine} {case.version}".rstrip())
 
 
 def _vllm_preset(case: Case) -> str:
@@ -145,7 +151,7 @@ def _workload(case: Case) -> dict[str, Any]:
             raise NotSimulated("the number of requests was not stated")
         return {"generator": "closed-loop", "concurrency": case.num_requests, **_counted(case.num_requests), **lengths}
     if case.kind == "closed_loop" and case.concurrency is not None:
-        requests = case.num_requests or 10 * case.concurrency
+        requests = case.num_requests or 5 * case.concurrency
         return {"generator": "closed-loop", "concurrency": case.concurrency, **_counted(requests), **lengths}
     if case.kind == "poisson" and case.rate_per_s is not None:
         return {"generator": "poisson", "rate_per_s": case.rate_per_s, **_counted(case.num_requests or 500), **lengths}

@@ -48,7 +48,7 @@ def left_lines(comparison: Comparison) -> list[str]:
         return []
     reasons: dict[str, list[str]] = {}
     for case, reason in comparison.left:
-        reasons.setdefault(reason, []).append(case.id)
+        reasons.setdefault(reason.split(":")[0], []).append(f"{case.id}{reason[len(reason.split(':')[0]):]}")
     lines = [f"not run: {len(comparison.left)} cases"]
     for reason, ids in sorted(reasons.items(), key=lambda item: -len(item[1])):
         more = f" and {len(ids) - 1} more" if len(ids) > 1 else ""
