@@ -7,6 +7,7 @@ import torch.nn.functional as F  # noqa: N812  (as everybody calls it)
 from torch import Tensor
 
 from gpu_backend.philox import gumbel
+from gpu_backend.torch_decode import DecodeGroups, runs_of
 
 TILE_T = 32
 """Rows of every matrix product where results must not depend on the batch."""
@@ -23,7 +24,7 @@ class TorchOps:
 
     def __init__(self, *, batch_invariant: bool = False) -> None:
         self.batch_invariant = batch_invariant
-        self._addresses = _Addresses()
+        self._groups = DecodeGroups()
 
     # -- rows of the model ------------------------------------------------------------------------------------
 
@@ -93,7 +94,7 @@ class TorchOps:
     def decode_attention(
         self, q_BHD: Tensor, cache_NL2KSD: Tensor, layer: int, tables_BM: Tensor, contexts_B: Tensor
     ) -> Tensor:
-        """``Ops.decode_attention``: all rows at once, padded to the longest."""
+        """``Ops.decode_attention``: rows of similar length at once."""
         if self.batch_invariant:
             lengths: list[int] = contexts_B.tolist()
             rows = [
@@ -103,12 +104,12 @@ class TorchOps:
                 for row, length in enumerate(lengths)
             ]
             return torch.cat(rows) if rows else torch.zeros_like(q_BHD)
-        if not q_BHD.shape[0]:
-            return torch.zeros_like(q_BHD)
-        runs_2BKP, valid_BP = self._addresses.of(cache_NL2KSD, tables_BM, contexts_B)
-        keys, values = _rows_of_layer(cache_NL2KSD, layer, runs_2BKP)
-        attended = _sdpa(q_BHD[:, :, None], keys, values, mask=valid_BP[:, None, None])[:, :, 0]
-        return attended.masked_fill((contexts_B == 0)[:, None, None], 0)
+        attended = torch.zeros_like(q_BHD)
+        for group in self._groups.of(cache_NL2KSD, tables_BM, contexts_B):
+            keys, values = self._groups.gather(cache_NL2KSD, layer, group)
+            mask = None if group.valid_GP is None else group.valid_GP[:, None, None]
+            attended[group.rows_G] = _sdpa(q_BHD[group.rows_G][:, :, None], keys, values, mask=mask)[:, :, 0]
+        return attended
 
     def prefill_attention(
         self,
@@ -146,39 +147,6 @@ class TorchOps:
         return tokens
 
 
-class _Addresses:
-    """Where the keys and values of the decode rows lie: the same in every layer, so found once a step."""
-
-    def __init__(self) -> None:
-        self._known: tuple[Tensor, Tensor, tuple[int, int], tuple[int, ...], tuple[Tensor, Tensor]] | None = None
-
-    def of(self, cache_NL2KSD: Tensor, tables_BM: Tensor, contexts_B: Tensor) -> tuple[Tensor, Tensor]:
-        """Row numbers in layer 0 of the cache seen as rows of D (2 x B x K x P), and which lie in the context (B x P).
-
-        Beyond the context of a row they repeat its first token: what is masked must still be a number.
-        """
-        versions = (tables_BM._version, contexts_B._version)
-        shape = tuple(cache_NL2KSD.shape[1:])
-        known = self._known
-        if known and known[0] is tables_BM and known[1] is contexts_B and known[2:4] == (versions, shape):
-            return known[4]
-        longest = max(1, int(contexts_B.max()))
-        positions_P = torch.arange(longest, device=tables_BM.device)
-        valid_BP = positions_P < contexts_B[:, None]
-        runs = _runs(cache_NL2KSD, tables_BM, torch.where(valid_BP, positions_P, 0)), valid_BP
-        self._known = (tables_BM, contexts_B, versions, shape, runs)
-        return runs
-
-
-def _runs(cache_NL2KSD: Tensor, tables_RM: Tensor, positions_RP: Tensor) -> Tensor:
-    """Numbers of the rows of D elements in layer 0 of the cache that hold these positions: 2 x R x K x P, int64."""
-    _, layers, _, kv_heads, block_size, _ = cache_NL2KSD.shape
-    blocks_RP = tables_RM.gather(1, positions_RP // block_size).to(torch.int64)
-    first_RP = blocks_RP * (layers * 2 * kv_heads * block_size) + positions_RP % block_size
-    planes_2K = torch.arange(2 * kv_heads, device=tables_RM.device).view(2, 1, kv_heads, 1) * block_size
-    return first_RP[None, :, None, :] + planes_2K
-
-
 def _rows_of_layer(cache_NL2KSD: Tensor, layer: int, runs_2RKP: Tensor) -> Tensor:
     """Keys and values at these rows: 2 x R x K x P x D."""
     _, _, _, kv_heads, block_size, head_dim = cache_NL2KSD.shape
@@ -189,7 +157,7 @@ def _rows_of_layer(cache_NL2KSD: Tensor, layer: int, runs_2RKP: Tensor) -> Tenso
 def _history(cache_NL2KSD: Tensor, layer: int, table_M: Tensor, num_tokens: int) -> Tensor:
     """Keys and values of the first ``num_tokens`` tokens of one request: 2 x 1 x K x num_tokens x D."""
     positions = torch.arange(num_tokens, device=table_M.device)[None]
-    return _rows_of_layer(cache_NL2KSD, layer, _runs(cache_NL2KSD, table_M[None], positions))
+    return _rows_of_layer(cache_NL2KSD, layer, runs_of(cache_NL2KSD, table_M[None], positions))
 
 
 def _attend_chunk(q_THD: Tensor, kv_21KPD: Tensor, start: int) -> Tensor:
