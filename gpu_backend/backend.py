@@ -79,6 +79,7 @@ class ModelBackend:
         self.split = table.split
         self._stop_ids, self._on_token = frozenset(stop_ids), on_token
         self._calendar = StopCalendar()
+        self._live: set[RequestId] = set()
         self._in_flight: deque[_InFlight] = deque()
         self._waits_for_transfers: set[int] = set()
         self._done: list[int] = []
@@ -90,11 +91,13 @@ class ModelBackend:
         """A request that plans may name from now on, and how it stops."""
         self._calendar.add(request.id, stop)
         self._table.add(request)
+        self._live.add(request.id)
         self.outputs[request.id] = []
 
     def end(self, request_id: RequestId) -> None:
         """A request ended otherwise."""
         self._calendar.remove(request_id)
+        self._live.discard(request_id)
         self._table.end(request_id)
 
     # -- plans -------------------------------------------------------------------------------------------------------
@@ -177,21 +180,23 @@ class ModelBackend:
         later: Collection[StepPlan],
     ) -> tuple[Finish, ...]:
         """Note the tokens of one step; rows that ended, or leave with a plan behind it, have made none."""
+        live, outputs, on_token, stop_ids = self._live, self.outputs, self._on_token, self._stop_ids
         stopped = []
         for request_id, token in zip(ids, tokens, strict=True):
-            if request_id in gone or request_id not in self._calendar:
+            if request_id not in live or request_id in gone:
                 continue
-            self.outputs[request_id].append(token)
-            if self._on_token is not None:
-                self._on_token(request_id, token)
-            if token in self._stop_ids:
+            outputs[request_id].append(token)
+            if on_token is not None:
+                on_token(request_id, token)
+            if token in stop_ids:
                 stopped.append(request_id)
         finished = self._calendar.complete(plan, 1, later)
         for request_id in stopped:
             if request_id in self._calendar:
                 self._calendar.remove(request_id)
-                finished += (Finish(request_id, "stop", len(self.outputs[request_id])),)
+                finished += (Finish(request_id, "stop", len(outputs[request_id])),)
         for finish in finished:
+            live.discard(finish.id)
             self._table.end(finish.id)
         return finished
 

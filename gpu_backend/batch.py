@@ -26,7 +26,7 @@ MOST_BLOCK_TOKENS: Final = 128
 """Tokens of the largest block that the kernels know."""
 
 _NO_INTS: Final[Ints] = np.zeros(0, np.int64)
-_NO_WORDS: Final[Words] = np.zeros(0, np.int32)
+_NO_TABLES: Final[Words] = np.zeros((0, 0), np.int32)
 
 
 def physical_block_size(block_size: int) -> int:
@@ -79,6 +79,9 @@ class _Chunks(NamedTuple):
     emitting: Ints
 
 
+_NO_CHUNKS: Final = _Chunks(_NO_INTS, _NO_INTS, _NO_INTS, _NO_INTS, _NO_INTS, np.zeros(1, np.int64), _NO_INTS)
+
+
 class BatchTable:
     """Block tables, lengths and row numbers of the requests that run.
 
@@ -113,6 +116,7 @@ class BatchTable:
         self._decoding: dict[RequestId, int] = {}
         self._decode_order: tuple[list[RequestId], Ints] | None = None
         self._new: list[tuple[int, Ints]] = []
+        self._numbers = np.arange(num_rows)
 
     def row_of(self, request_id: RequestId) -> int:
         """The row of a request that has joined and not ended."""
@@ -213,32 +217,46 @@ class BatchTable:
         """The arrays of the next step of a plan that has been applied; its tokens count as computed from now on."""
         ids, rows_B = self._decodes(plan.decode)
         positions_B, slots_B = self._book_decodes(ids, rows_B)
-        chunks = self._book_chunks(plan.chunks)
-        size, num_decodes = self.block_size, len(rows_B)
-        positions_Q = chunks.positions_Q
-        slots_Q = self._tables[chunks.rows_Q, positions_Q // size] * np.int64(size) + positions_Q % size
-        last_C = num_decodes + chunks.cu_C1[1:] - 1
-        emitting, scratch = chunks.emitting, self.num_columns - 1
+        next_B = positions_B + 1
+        emit_ids, emit_E, emit_rows_E, emit_positions_E = ids, self._arange(len(rows_B)), rows_B, next_B
+        rows_T, positions_T, slots_T = rows_B, positions_B, slots_B
+        chunks = _NO_CHUNKS
+        if plan.chunks:
+            chunks = self._book_chunks(plan.chunks)
+            size, positions_Q, emitting = self.block_size, chunks.positions_Q, chunks.emitting
+            slots_Q = self._tables[chunks.rows_Q, positions_Q // size] * np.int64(size) + positions_Q % size
+            rows_T = np.concatenate((rows_B, chunks.rows_Q))
+            positions_T = np.concatenate((positions_B, positions_Q))
+            slots_T = np.concatenate((slots_B, slots_Q))
+            emit_ids = [*ids, *(plan.chunks[place].id for place in emitting.tolist())]
+            emit_E = np.concatenate((emit_E, (len(rows_B) + chunks.cu_C1[1:] - 1)[emitting]))
+            emit_rows_E = np.concatenate((rows_B, chunks.rows_C[emitting]))
+            emit_positions_E = np.concatenate((next_B, chunks.ends_C[emitting]))
         new_rows_N, new_positions_N, new_ids_N = self._take_new()
         return StepArrays(
-            rows_T=np.concatenate((rows_B, chunks.rows_Q)),
-            positions_T=np.concatenate((positions_B, positions_Q)),
-            slots_T=np.concatenate((slots_B, slots_Q)),
-            emit_E=np.concatenate((np.arange(num_decodes), last_C[emitting])),
-            emit_rows_E=np.concatenate((rows_B, chunks.rows_C[emitting])),
-            emit_positions_E=np.minimum(np.concatenate((positions_B + 1, chunks.ends_C[emitting])), scratch),
+            rows_T=rows_T,
+            positions_T=positions_T,
+            slots_T=slots_T,
+            emit_E=emit_E,
+            emit_rows_E=emit_rows_E,
+            emit_positions_E=np.minimum(emit_positions_E, self.num_columns - 1),
             new_rows_N=new_rows_N,
             new_positions_N=new_positions_N,
             new_ids_N=new_ids_N,
-            tables_BM=self._read(rows_B, positions_B + 1),
-            contexts_B=(positions_B + 1).astype(np.int32),
+            tables_BM=self._read(rows_B, next_B),
+            contexts_B=next_B.astype(np.int32),
             cu_C1=chunks.cu_C1.astype(np.int32),
             starts_C=chunks.starts_C.astype(np.int32),
             chunk_tables_CM=self._read(chunks.rows_C, chunks.ends_C),
-            num_decodes=num_decodes,
+            num_decodes=len(rows_B),
             max_chunk_tokens=int((chunks.ends_C - chunks.starts_C).max(initial=0)),
-            emit_ids=[*ids, *(plan.chunks[place].id for place in emitting)],
+            emit_ids=emit_ids,
         )
+
+    def _arange(self, count: int) -> Ints:
+        if count > len(self._numbers):
+            self._numbers = np.arange(2 * count)
+        return self._numbers[:count]
 
     def _decodes(self, decode: Decode | tuple[RequestId, ...]) -> tuple[Sequence[RequestId], Ints]:
         """The requests that a step decodes, and their rows."""
@@ -260,11 +278,13 @@ class BatchTable:
         self._computed[rows_B] += 1
         room_B = np.minimum(self._num_blocks[rows_B] * size, self._max_model_len)
         fits_B = positions_B < room_B
-        if not fits_B.all():
-            for place in np.flatnonzero(~fits_B).tolist():
-                if ids[place] not in self._ended:
-                    raise _too_few(ids[place], int(room_B[place]), int(positions_B[place]) + 1)
-            positions_B = np.minimum(positions_B, room_B - 1)
+        if fits_B.all():
+            blocks_B, offsets_B = np.divmod(positions_B, size)
+            return positions_B, self._tables[rows_B, blocks_B] * np.int64(size) + offsets_B
+        for place in np.flatnonzero(~fits_B).tolist():
+            if ids[place] not in self._ended:
+                raise _too_few(ids[place], int(room_B[place]), int(positions_B[place]) + 1)
+        positions_B = np.minimum(positions_B, room_B - 1)
         slots_B = self._tables[rows_B, positions_B // size] * np.int64(size) + positions_B % size
         return positions_B, np.where(fits_B, slots_B, -1)
 
@@ -293,7 +313,9 @@ class BatchTable:
 
     def _read(self, rows: Ints, ends: Ints) -> Words:
         """The tables of rows, as wide as the longest of them needs for ``ends`` tokens."""
-        width = -(-int(ends.max(initial=0)) // self.block_size)
+        if not len(rows):
+            return _NO_TABLES
+        width = -(-int(ends.max()) // self.block_size)
         return np.take(self._tables[:, :width], rows, axis=0)
 
     def _take_new(self) -> tuple[Ints, Ints, Ints]:

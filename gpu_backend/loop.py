@@ -145,7 +145,7 @@ class RealTimeLoop:
         """Wait for the oldest plan in flight and book its steps; those of a group all come with its end."""
         ticket, planned_s = self._in_flight.popleft()
         first, *others = self._backend.collect(ticket)
-        began_s = max(planned_s, self._last_s) if self._plans > 1 else planned_s
+        began_s = max(planned_s, self._last_s)  # a plan made ahead waits for the step before it
         self._book(first._replace(start_s=began_s, time=_with_planning(first, began_s)))
         for result in others:
             if self._engine.carry_on(result.start_s):

@@ -24,6 +24,7 @@ EVENTS_NAME: Final = "events.jsonl"
 
 Line = Mapping[str, Any]
 
+_encode = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
 _PLAN_DEFAULTS: Final = StepPlan._field_defaults
 _IDLE_DEFAULTS: Final = Idle._field_defaults
 
@@ -82,7 +83,7 @@ class EventLog:
         self._file.close()
 
     def _write(self, line: Mapping[str, Any]) -> None:
-        self._file.write(json.dumps(line, separators=(",", ":"), allow_nan=False) + "\n")
+        self._file.write(_encode(line) + "\n")
 
 
 def plan_fields(plan: StepPlan | Idle) -> dict[str, Any]:

@@ -41,6 +41,8 @@ class JsonlSink:
         self._file.close()
 
     def _write(self, kind: str, rows: Sequence[tuple[Any, ...]]) -> None:
+        if not rows:
+            return
         names = ("row", *_KINDS[kind]._fields)
         for row in rows:
             self._file.write(_line(dict(zip(names, (kind, *row), strict=True))) + "\n")
@@ -64,11 +66,14 @@ def read_jsonl(path: Path | str) -> Iterator[StepRow | RequestRow | Stall]:
             yield _row(row)
 
 
+_encode = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
+
+
 def _line(values: dict[str, Any]) -> str:
     try:
-        return json.dumps(values, allow_nan=False, separators=(",", ":"))
+        return _encode(values)
     except ValueError:
-        return json.dumps(_without_nan(values), allow_nan=False, separators=(",", ":"))
+        return _encode(_without_nan(values))
 
 
 def _without_nan(value: Any) -> Any:
