@@ -66,7 +66,8 @@ class DecodeGraphs:
     all share its memory.
 
     Tables have ``max_columns`` columns (max_model_len / block_size + 1), and how a size splits its attention is fixed
-    with it, so that one graph serves every context. Without CUDA nothing is captured.
+    with it, so that one graph serves every context. Nothing is captured without CUDA, or of operations in plain torch,
+    which wait for the device.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class DecodeGraphs:
         self._cache = cache
         self._columns = max_columns
         self.sizes: tuple[int, ...] = ()
-        if cache.device.type == "cuda":
+        if cache.device.type == "cuda" and model.ops.name == "triton":
             self._sizes_wanted = graph_sizes(max_batch)
             self.capture(tokens_RP)
 
