@@ -9,13 +9,13 @@ from typing import Any
 
 from calibrate.validation.cases import read_cases
 from calibrate.validation.compare import compare
-from calibrate.validation.recorded import RunComparison, compare_run
+from calibrate.validation.recorded import compare_run
+from calibrate.validation.run_text import run_lines
 from calibrate.validation.shipped import recipe_of
-from calibrate.validation.text import by_engine_card_figure, left_lines, percent, rows_table, summary_table
+from calibrate.validation.text import by_engine_card_figure, left_lines, rows_table, summary_table
 from policies.core.errors import TraceError, UserError, closest
 from sim.config import load_config
 from traces.imports.readers import FORMATS, read_served
-from traces.imports.served import Served
 
 
 def validate_set(name: str, data: str | None) -> str:
@@ -72,27 +72,3 @@ def _tables(config: str) -> Mapping[str, Mapping[str, Any]]:
 
 _ONE = {"prompt": {"dist": "fixed", "value": 1}, "output": {"dist": "fixed", "value": 1}}
 """A configuration needs a workload; that of the recorded run takes its place."""
-
-
-def run_lines(served: Served, found: RunComparison) -> list[str]:
-    """The comparison of a run as a table."""
-    summary, host = found.summary, found.host
-    costs, kv = summary["cost_model"], summary["kv"]
-    how = "fitted to this run" if found.fitted else "as the preset has it; --fit-host fits it to this run"
-    request = f" + {1e3 * host.request_s:.1f} ms a request" if host.request_s else ""
-    lines = [
-        f"{served.tool}: {found.requests} requests, {served.side} side"
-        + (f"; {served.failed} failed ones are left out" if served.failed else ""),
-        f"simulated: {summary['preset']}, {summary['model']} on {summary['hardware']}, {costs['name']} (version"
-        f" {costs['version']}), {kv['num_gpu_blocks']} blocks of {kv['block_size']} tokens,"
-        f" {summary['preemptions']['recompute']} preemptions",
-        f"host: {1e3 * host.base_s:.2f} ms a step + {1e3 * host.per_seq_s:.3f} ms a sequence{request}, {how}",
-        *served.notices,
-        f"  {'':12}{'measured, s':>13}{'simulated, s':>14}{'error':>10}",
-    ]
-    for line in found.lines:
-        lines.append(f"  {line.name:12}{line.measured_s:13.4f}{line.simulated_s:14.4f}{percent(line.error):>10}")
-    worst = max((line.error for line in found.lines), key=abs)
-    return [*lines, f"  worst of these: {percent(worst)}"]
-
-

@@ -16,6 +16,7 @@ FIGURES = (
     "e2e_batch_s",
     "makespan_s",
     "output_tok_s",
+    "derived_output_tok_s_steady",
     "req_s",
     "prefill_batch_s",
     "prefill_batch_ms",

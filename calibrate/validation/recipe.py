@@ -86,6 +86,11 @@ def terms_of(shape: ModelShape, device: Card, recipe: Recipe) -> CostFile:
     return _scaled(file, decode, ratio, recipe, head_ratio=ratio if is_own_head else 1.0)
 
 
+def adjusted(file: CostFile, recipe: Recipe) -> CostFile:
+    """The terms of a cost file under the factors of a recipe."""
+    return _scaled(file, file.decode, 1.0, recipe)
+
+
 def _scaled(
     file: CostFile, decode: DecodeTerm, ratio: float, recipe: Recipe, *, head_ratio: float = 1.0
 ) -> CostFile:

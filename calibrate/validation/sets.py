@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from calibrate.validation import argonne
+from calibrate.validation import argonne, serving
+from calibrate.validation.compare import grouped
+from calibrate.validation.recorded_sets import recorded_runs
+from calibrate.validation.run_text import run_lines
 from calibrate.validation.text import by_engine_card_figure, left_lines, recipe_line, rows_table, summary_table
 from calibrate.validation.untuned import FACTOR, untuned
 
@@ -52,5 +55,40 @@ def untuned_lines(data: Path) -> list[str]:
     return [*lines, "", *left_lines(found.comparison)]
 
 
-SETS: Mapping[str, Callable[[Path], list[str]]] = {"argonne": argonne_lines, "untuned": untuned_lines}
+def recorded_lines(data: Path) -> list[str]:
+    """Each recorded run with the preset's own host time, and with the host's time fitted to it."""
+    lines: list[str] = []
+    for run, plain, fitted in recorded_runs(data / "e2e"):
+        lines += [run.name, f"step costs: {run.costs}", *run_lines(run.served, plain), ""]
+        lines += [*run_lines(run.served, fitted), ""]
+    return lines[:-1]
+
+
+def serving_lines(data: Path) -> list[str]:
+    """Engines under load: errors by engine, card and figure, the rows beyond 10 % with their causes, the knees."""
+    found = serving.serving(data / "measured")
+    rows = found.comparison.rows
+    counted = [row for row in rows if row.figure in (*serving.THROUGHPUT, *serving.TPOT)]
+    outside = [row for row in counted if abs(row.error) > serving.OUTSIDE]
+    lines = ["engines under load, cases of grade A and B:"]
+    for what, figures in (("throughput", serving.THROUGHPUT), ("TPOT", serving.TPOT)):
+        lines.append(f"  median absolute error of {what}: {100 * serving.median_error(rows, figures):.1f} %")
+    lines += ["", *summary_table("absolute error", [*by_engine_card_figure(rows), ("all", list(rows))]), ""]
+    lines += [f"{len(outside)} of {len(counted)} figures are off by more than {100 * serving.OUTSIDE:g} %, by cause:"]
+    lines += summary_table("cause", list(grouped(outside, serving.cause).items()))
+    for why, group in grouped(outside, serving.cause).items():
+        lines += ["", f"{why}:", *rows_table(group)]
+    lines += ["", "offered rates before the knee (mean TTFT up to 3 times that at the lowest rate):"]
+    for knee in found.knees:
+        rates = f"of {len(knee.rates)} rates, {knee.rates[0]:g} to {knee.rates[-1]:g} a second"
+        lines.append(f"  {knee.name}: measured {knee.measured}, simulated {knee.simulated}, {rates}")
+    return [*lines, "", *left_lines(found.comparison)]
+
+
+SETS: Mapping[str, Callable[[Path], list[str]]] = {
+    "argonne": argonne_lines,
+    "recorded": recorded_lines,
+    "serving": serving_lines,
+    "untuned": untuned_lines,
+}
 """Name of a set, and what prints it from the data folder."""

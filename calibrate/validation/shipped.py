@@ -16,12 +16,12 @@ RECIPES_FILE = Path(__file__).with_name("recipes.json")
 
 class Shipped(NamedTuple):
     """A recipe, and which cases it times: those of an engine whose version begins with one of ``versions``, on one of
-    ``cards``. ``source`` says what it was fitted to."""
+    ``cards``, of some ``kinds`` of workload (none: all). ``source`` says what it was fitted to."""
 
     name: str
     engine: str
     versions: tuple[str, ...]
-    batching: tuple[str, ...]
+    kinds: tuple[str, ...]
     cards: tuple[str, ...]
     recipe: Recipe
     source: str
@@ -31,7 +31,7 @@ class Shipped(NamedTuple):
         return (
             case.engine == self.engine
             and case.version.startswith(self.versions)
-            and (not self.batching or case.batching in self.batching)
+            and (not self.kinds or case.kind in self.kinds)
             and CARDS.get(case.gpu) in self.cards
         )
 
@@ -47,7 +47,7 @@ def _shipped(entry: dict[str, Any]) -> Shipped:
         name=entry["name"],
         engine=entry["engine"],
         versions=tuple(entry["versions"]),
-        batching=tuple(entry.get("batching", ())),
+        kinds=tuple(entry.get("kinds", ())),
         cards=tuple(entry["cards"]),
         recipe=Recipe(**entry["recipe"]),
         source=entry["source"],
