@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,8 @@ from policies.json_text import read_json
 
 _INDEX = "model.safetensors.index.json"
 _WHOLE = "model.safetensors"
+_UNUSED = ("rotary_emb.inv_freq", "lm_head.weight")
+"""Ends of names that older files have beside the weights: a table that follows from the config, and a tied head."""
 _FLOATS = ("F64", "F32", "F16", "BF16")
 
 
@@ -49,6 +51,12 @@ class Checkpoint:
             raise WeightsError(f"{path}: tensor {name} is {list(about.get_shape())}; config.json asks for {list(size)}")
         if about.get_dtype() not in _FLOATS:
             raise WeightsError(f"{path}: tensor {name} is of type {about.get_dtype()}; known are {', '.join(_FLOATS)}")
+
+    def check_all_used(self, names: Collection[str]) -> None:
+        """WeightsError for a tensor that is none of ``names`` and would change what the model says."""
+        for name in self._files:
+            if name not in names and not name.endswith(_UNUSED):
+                raise WeightsError(f"{self._files[name]}: tensor {name} has no place in the Llama of config.json")
 
     def tensor(self, name: str) -> Tensor:
         """The tensor, on the CPU."""

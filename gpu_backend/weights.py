@@ -80,6 +80,7 @@ def load_weights(folder: Path, *, dtype: torch.dtype, device: torch.device) -> W
     for slot in slots:
         for part in slot.parts:
             checkpoint.check(part.name, (part.rows, slot.columns) if slot.columns else (part.rows,))
+    checkpoint.check_all_used({part.name for slot in slots for part in slot.parts})
 
     def load(slot: _Slot) -> Tensor:
         whole = torch.empty(slot.size, dtype=dtype, device=device)

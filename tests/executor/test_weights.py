@@ -70,6 +70,14 @@ def test_a_folder_in_half_precision_is_converted(tmp_path: Path, folder: Path) -
     assert all(torch.equal(one.to(torch.bfloat16), other) for one, other in zip(rounded, exact, strict=True))
 
 
+def test_what_older_files_hold_beside_the_weights_is_left_out(tmp_path: Path) -> None:
+    save_random(tmp_path, tie_word_embeddings=True)
+    before = tensors(load(tmp_path))
+    table = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4), "lm_head.weight": torch.ones(256, 48)}
+    edit_tensors(tmp_path, lambda held: held.update(table))
+    assert all(torch.equal(one, other) for one, other in zip(before, tensors(load(tmp_path)), strict=True))
+
+
 def test_a_tied_head_is_the_embedding_and_counted_once(tmp_path: Path) -> None:
     save_random(tmp_path / "tied", tie_word_embeddings=True)
     save_random(tmp_path / "untied")
@@ -114,6 +122,7 @@ CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
     "no object": ({"rope_parameters": "llama3"}, "must be an object"),
     "epsilon": ({"rms_norm_eps": -1}, "'rms_norm_eps' is -1"),
     "odd heads": ({"head_dim": 7}, "head_dim 7 is odd"),
+    "fewer layers": ({"num_hidden_layers": 1}, r"tensor model.layers.1.\S+ has no place in the Llama"),
     "layers": ({"num_hidden_layers": 3}, r"tensor model.layers.2.input_layernorm.weight is missing"),
     "vocabulary": ({"vocab_size": 300}, r"model.embed_tokens.weight is \[256, 48\]; config.json asks for \[300, 48\]"),
     "KV heads": ({"num_key_value_heads": 3}, r"k_proj.weight is \[48, 48\]; config.json asks for \[24, 48\]"),
@@ -157,6 +166,10 @@ FILES: dict[str, tuple[Callable[[Path], object], str]] = {
     "no head": (
         lambda folder: edit_tensors(folder, lambda held: held.pop("lm_head.weight")),
         "tensor lm_head.weight is missing",
+    ),
+    "a bias": (
+        lambda folder: edit_tensors(folder, lambda held: held.update({"model.norm.bias": torch.ones(48)})),
+        "model.norm.bias has no place in the Llama",
     ),
     "integers": (as_integers, "model.norm.weight is of type I8"),
 }
