@@ -70,11 +70,12 @@ def check(variant: Variant) -> Outcome:
     compiled = triton.compile(source, target=target, options=variant.launch.compiler_options)
     code = read_cubin(compiled.asm["cubin"], triton.knobs.nvidia.cuobjdump.path)
     shared_bytes = int(compiled.metadata.shared)
-    faults = tuple(_faults(variant, code, shared_bytes, compiled.asm["ttir"]))
+    faults = tuple(judge(variant, code, shared_bytes, compiled.asm["ttir"]))
     return Outcome(variant, code, shared_bytes, faults)
 
 
-def _faults(variant: Variant, code: Code, shared_bytes: int, ttir: str) -> Iterator[str]:
+def judge(variant: Variant, code: Code, shared_bytes: int, ttir: str) -> Iterator[str]:
+    """What is wrong with a compiled variant, one phrase each."""
     if code.spills or code.stack_bytes:
         yield f"spills: {code.spills} local loads and stores, {code.stack_bytes} B of stack"
     if shared_bytes > SHARED_BYTES[variant.arch]:
