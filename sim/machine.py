@@ -46,7 +46,7 @@ def costs_of(config: RunConfig, shape: ModelShape, device: Card, engine: Preset 
         shape,
         device,
         hardware.cost_model,
-        host_term(engine, shape.tp) if engine and hardware.host_term else HostTerm(),
+        None if not hardware.host_term else host_term(engine, shape.tp) if engine else HostTerm(),
         graphs=GraphTerm(*graphs) if graphs else GraphTerm(),
         all_reduce=hardware.all_reduce,
         swap=_swap(hardware.swap_bytes_per_s, hardware.swap_copy_s, device),

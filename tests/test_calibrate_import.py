@@ -165,7 +165,7 @@ def test_whole_steps_of_splitwise_sim_make_a_cost_file(shared_data: Path, tmp_pa
             assert costs.step_time_s(batch, batch, batch * context, context, ()) == pytest.approx(seconds, rel=0.2)
     # A tenth of the time is less than the attention of the longest.
     short = profile._replace(rows=tuple(row._replace(seconds=row.seconds / 1e3) for row in profile.rows))
-    with pytest.raises(CostFileError, match="own: a step of .* is less than its attention alone would"):
+    with pytest.raises(CostFileError, match=r"own: a step of .* is less than its attention alone would"):
         fit_steps(short, shape, device, "own")
 
 

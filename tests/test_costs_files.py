@@ -11,9 +11,11 @@ import pytest
 
 from policies.catalog import card, cards, model
 from policies.core.errors import CostFileError
+from policies.core.plan import Chunk
 from sim.costs.describe import describe_cards, describe_hardware, describe_models
 from sim.costs.load import load_cost_model, shipped, shipped_path
 from sim.costs.swap import break_even_bytes_per_s, swap_choice
+from sim.costs.terms import HostTerm, interpolate
 from tests.command import batchscope, own_csv, settings
 
 SHAPE = model("llama-2-7b")
@@ -154,3 +156,58 @@ def test_hardware_says_what_a_pair_lacks() -> None:
     assert "KV pool: none. llama-2-70b on l4-24gb leaves no room" in text
     assert "cost model: roofline version 1, no measurement of this model on this card" in text
     assert "accuracy: 0.70 to 1.08 of the measured time in 90 % of 648 published runs" in text
+
+
+def test_a_measured_host_time_takes_the_place_of_the_presets_and_can_be_left_out(tmp_path: Path) -> None:
+    path = written(tmp_path, {"terms.host": {"base_s": 0.25, "per_seq_s": 0.5}})
+    assert load_cost_model(SHAPE, CARD, path, HostTerm(9.0)).host_time_s(2) == 1.25
+    assert load_cost_model(SHAPE, CARD, path, None).host_time_s(2) == 0.0
+    with pytest.raises(CostFileError, match=r"'terms\.host\.per_seq_s' is missing"):
+        load_cost_model(SHAPE, CARD, written(tmp_path, {"terms.host": {"base_s": 1}}))
+
+
+def test_a_kernel_of_both_kinds_adds_what_its_terms_say(tmp_path: Path) -> None:
+    rtx = card("rtxpro6000-96gb")
+    shape = model("llama-3.1-8b")
+    costs = load_cost_model(shape, rtx)
+    file = costs.file
+    assert file.mixed is not None
+    assert file.chunks is not None
+    chunk = Chunk(1, 1024, 512, True)
+    arguments = (512 + 32, 32, 32 * 900, 1200)
+    mixed = costs.parts(*arguments, (chunk,))
+    walk_s = shape.layers * interpolate(file.chunks.contexts, file.chunks.walk, 1200)
+    row = file.chunks.row(512)
+    added_s = shape.layers * (interpolate(file.chunks.contexts, row, 1024) - row[0])
+    expected_s = shape.layers * (
+        interpolate(file.mixed.decode.contexts, file.mixed.decode.at(32), 900)
+        + file.mixed.decode.uneven_s * 300
+        + file.mixed.token_seq_s * 512 * 32
+    ) - file.mixed.share(512) * min(walk_s, added_s)
+    assert mixed["decode_attention"] == pytest.approx(expected_s, rel=1e-9)
+    assert mixed["prefill_attention"] == pytest.approx(
+        shape.layers * (file.prefill.step_s + interpolate(file.chunks.contexts, row, 1024)), rel=1e-9
+    )
+    # Beside a chunk, decoding costs more than alone: that kernel does not split contexts.
+    assert mixed["decode_attention"] > costs.parts(32, 32, 32 * 900, 1200)["decode_attention"]
+    whole_s = costs.step_time_s(*arguments, (chunk,))
+    assert whole_s == pytest.approx(sum(mixed.values()), rel=1e-12)
+
+
+def test_chunks_beyond_the_table_grow_with_their_square() -> None:
+    table = load_cost_model(model("llama-3.1-8b"), card("rtxpro6000-96gb")).file.chunks
+    assert table is not None
+    longest = table.num_tokens[-1]
+    last, twice = table.row(longest), table.row(2 * longest)
+    assert twice[0] == pytest.approx(4 * last[0])
+    assert twice[-1] - twice[0] == pytest.approx(2 * (last[-1] - last[0]))
+    assert table.row(1) == table.seconds[0]
+
+
+def test_walks_as_far_as_the_longest_cost_each_sequence(tmp_path: Path) -> None:
+    costs = load_cost_model(SHAPE, CARD, written(tmp_path, {"terms.decode.uneven_seq_s": 1e-6}))
+    even = load_cost_model(SHAPE, CARD)
+    more_s = costs.step_time_s(8, 8, 8 * 500, 900, ()) - even.step_time_s(8, 8, 8 * 500, 900, ())
+    assert more_s == pytest.approx(SHAPE.layers * 1e-6 * 8 * 400, rel=1e-6)
+    base_s, slope_s, _ = costs.decode_curve(8, 8, 8 * 500, 900)
+    assert base_s + slope_s * 8 * 500 == costs.step_time_s(8, 8, 8 * 500, 900, ())

@@ -21,7 +21,7 @@ def load_cost_model(
     shape: ModelShape,
     card: Card,
     cost_model: str | None = None,
-    host: HostTerm = NO_HOST,
+    host: HostTerm | None = NO_HOST,
     *,
     graphs: GraphTerm = NO_GRAPHS,
     all_reduce: str = "nccl",
@@ -31,13 +31,15 @@ def load_cost_model(
 
     ``cost_model`` is ``calibrated`` (a shipped cost file), ``roofline``, or the path of a cost file; None takes the
     shipped file, and the roofline where there is none. ``swap`` takes the place of the file's term; the file's host
-    time, if steps were measured end to end, that of ``host``. CostFileError when a file is missing or is for something
-    else.
+    time, if it was measured, that of ``host``, unless this is None: then there is none. CostFileError when a file is
+    missing or is for something else.
     """
     file = _file(shape, card, cost_model)
     if swap is not None:
         file = file._replace(swap=swap)
-    if file.host is not None:
+    if host is None:
+        host = NO_HOST
+    elif file.host is not None:
         host = file.host
     return CostModel(file, shape, card, host, graphs=graphs, all_reduce=link_of(card, shape.tp, all_reduce).all_reduce)
 

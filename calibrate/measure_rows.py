@@ -1,0 +1,84 @@
+"""From the times of whole steps to rows of a profile: attention is what a step takes beyond the same one without."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from calibrate.measure_points import Step
+from calibrate.profile import Measurement
+
+SOURCE = "executor"
+"""Name of the rows' source."""
+
+
+class Timed(NamedTuple):
+    """Seconds of steps, of the head by rows, of transfers by blocks, and of the host by sequences."""
+
+    steps: Mapping[Step, float]
+    heads: Mapping[int, float]
+    swaps: Mapping[int, float]
+    hosts: Mapping[int, float]
+
+
+def rows_of(timed: Timed, layers: int, block_bytes: int) -> Iterator[Measurement]:
+    """The rows of a profile: ``layers`` of the model, ``block_bytes`` of a block as the simulator counts them."""
+    steps, heads = timed.steps, timed.heads
+    most = max(heads)
+    for rows, seconds in heads.items():
+        yield Measurement("head", SOURCE, seconds, sequences=rows)
+    for step, seconds in steps.items():
+        batch = len(step.contexts)
+        if step.bare and (batch or step.chunk_tokens > most):
+            layer_s = max(seconds - heads[batch or 1], 0.0) / layers
+            yield Measurement("linear", SOURCE, layer_s, tokens=step.num_tokens)
+        elif not step.bare:
+            yield from _attention(step, seconds, steps, layers)
+    for blocks, seconds in timed.swaps.items():
+        yield Measurement("swap", SOURCE, seconds, bytes=blocks * block_bytes, pieces=1)
+    for batch, seconds in timed.hosts.items():
+        yield Measurement("host", SOURCE, seconds, sequences=batch)
+
+
+def _attention(step: Step, seconds: float, steps: Mapping[Step, float], layers: int) -> Iterator[Measurement]:
+    """One row of a step with attention: of both kinds as a whole, else what attention adds to the step without."""
+    batch = len(step.contexts)
+    if batch and step.chunk_tokens:
+        yield Measurement(
+            "step",
+            SOURCE,
+            seconds,
+            sequences=batch,
+            context=step.contexts[0] - 1,
+            chunks=1,
+            chunk_tokens=step.chunk_tokens,
+        )
+        return
+    bare_s = next(
+        other_s
+        for other, other_s in steps.items()
+        if other.bare and (len(other.contexts), other.chunk_tokens) == (batch, step.chunk_tokens)
+    )
+    attention_s = max(seconds - bare_s, 0.0) / layers
+    if not batch:
+        yield Measurement(
+            "prefill", SOURCE, attention_s, chunks=1, chunk_tokens=step.chunk_tokens, chunk_context=step.chunk_context
+        )
+        return
+    mean, longest = sum(step.contexts) // batch, max(step.contexts)
+    if longest == mean:
+        yield Measurement("decode", SOURCE, attention_s, sequences=batch, context=mean - 1)
+        return
+    even = steps.get(Step((mean,) * batch))
+    if even is not None:
+        even_s = max(even - bare_s, 0.0) / layers
+        yield Measurement(
+            "uneven",
+            SOURCE,
+            attention_s,
+            sequences=batch,
+            context=mean - 1,
+            longest_context=longest - 1,
+            even_seconds=even_s,
+            longest_seconds=even_s * longest / mean,
+        )
