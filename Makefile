@@ -8,10 +8,11 @@ PY := $(VENV)/bin/python
 PYTEST := $(PY) -m pytest -q -n 2
 INSTALLED := $(VENV)/.installed
 DEVELOP := $(VENV)/.installed-dev
+EXECUTOR := $(VENV)/.installed-executor
 COMPILED := $(VENV)/compiled/.installed
 PIP_INSTALL := $(PY) -m pip install --quiet --constraint constraints.txt
 
-.PHONY: demo test install lint ruff types layers compile perf fuzz laws clean policies-by-workloads
+.PHONY: demo test test-executor executor install lint ruff types layers compile perf fuzz laws clean policies-by-workloads
 
 demo: $(INSTALLED)
 	$(VENV)/bin/batchscope demo
@@ -19,7 +20,13 @@ demo: $(INSTALLED)
 test: $(DEVELOP)
 	$(PYTEST)
 
+# The executor's tests on the CPU. Once this has installed torch, `make test` runs them, too.
+test-executor: $(EXECUTOR)
+	OMP_NUM_THREADS=1 $(PYTEST) tests/executor
+
 install: $(DEVELOP)
+
+executor: $(EXECUTOR)
 
 # The build backend goes in first, so that it too is the pinned one.
 $(INSTALLED): pyproject.toml constraints.txt
@@ -33,6 +40,13 @@ $(INSTALLED): pyproject.toml constraints.txt
 $(DEVELOP): $(INSTALLED)
 	@echo "installing the development tools into $(VENV) (about a minute)"
 	@$(PIP_INSTALL) --no-build-isolation --editable '.[dev]'
+	@touch $@
+
+# torch goes in by itself first, as pinned: nothing that follows may bring another build of it.
+$(EXECUTOR): $(DEVELOP)
+	@echo "installing torch, Triton and transformers into $(VENV) (some minutes, 2 GB)"
+	@$(PIP_INSTALL) torch
+	@$(PIP_INSTALL) --no-build-isolation --editable '.[dev,gpu,gguf]' transformers
 	@touch $@
 
 lint: ruff types layers

@@ -38,6 +38,12 @@ def test_test_adds_the_development_tools(tmp_path: Path) -> None:
     assert place(lines, "--editable .") < place(lines, "'.[dev]'") < place(lines, "-m pytest")
 
 
+def test_the_executor_adds_torch_before_all_that_needs_it(tmp_path: Path) -> None:
+    lines = planned("test-executor", tmp_path / "venv")
+    assert place(lines, "'.[dev]'") < place(lines, "constraints.txt torch") < place(lines, "'.[dev,gpu,gguf]'")
+    assert place(lines, "'.[dev,gpu,gguf]'") < place(lines, "-m pytest")
+
+
 def test_later_calls_install_nothing(tmp_path: Path) -> None:
     for stamp in (".installed", ".installed-dev"):
         (tmp_path / stamp).touch()
