@@ -148,7 +148,7 @@ def test_no_module_needs_tables_scipy_or_torch_to_load(package: str) -> None:
 
 
 def test_executor_loads_without_simulator_and_torch() -> None:
-    run_python(blocking([*LAZY, "simpy", "sim"]) + "import gpu_backend")
+    run_python(blocking([*LAZY, "simpy", "sim"]) + "import gpu_backend, gpu_backend.loop, gpu_backend.traffic")
 
 
 def test_help_works_without_heavy_packages() -> None:
