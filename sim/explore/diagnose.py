@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from policies.core.errors import UserError
 from sim.api import Setup, prepare, run_setup
 from sim.config import RunConfig, config_from_tables, load_config
 from sim.config_toml import read_toml
 from sim.explore.diagnose_advice import KINDS, Advice, advice_for
-from sim.explore.diagnose_cause import CAUSES, HEALTHY, Verdict, budget_is_small, find_cause
+from sim.explore.diagnose_cause import HEALTHY, Verdict, budget_is_small, find_cause
 from sim.explore.diagnose_effects import sample_of
 from sim.explore.diagnose_evidence import Evidence, evidence
 from sim.explore.diagnose_memory import MemoryRisk, memory_risk
@@ -55,7 +56,7 @@ class Diagnosis:
     @property
     def metric(self) -> tuple[str, str]:
         """The metric that suffers from the cause, and its statistic; advice is ranked by it."""
-        return CAUSES[self.cause].metric
+        return self.verdict.metric
 
     def helpful(self) -> list[Tried]:
         """The advice that makes the metric better."""
@@ -121,9 +122,8 @@ def diagnose(
 
 
 def helps(tried: Tried, metric: tuple[str, str]) -> bool:
-    """Whether a metric is better for it, beyond chance."""
-    change = tried.change(*metric)
-    return change is not None and change.effect == "better"
+    """Whether a metric is better for it, beyond chance, and no answers are lost."""
+    return tried.effect(metric) == "better"
 
 
 def _run_of(
@@ -146,7 +146,10 @@ def _source(run: str | Path | Mapping[str, object]) -> str | Mapping[str, object
 
 def _simulated(config: RunConfig) -> RunView:
     """Its view, every token's time recorded, as the runs need it that are compared with it."""
-    return run_setup(prepare(config._replace(sim=config.sim.replace(record="tokens"))), keep=True).view
+    result = run_setup(prepare(config._replace(sim=config.sim.replace(record="tokens"))), keep=True)
+    if result.exit_code == 2:
+        raise UserError(result.message)
+    return result.view
 
 
 def _config_of(view: RunView) -> RunConfig:
@@ -176,18 +179,19 @@ def _try_all(
         if progress is not None:
             progress(number, len(advices), advice)
         tried.append(reruns.tried(advice))
-    return tuple(sorted(tried, key=lambda of: _rank(of, CAUSES[verdict.cause].metric)))
+    return tuple(sorted(tried, key=lambda of: _rank(of, verdict.metric)))
 
 
 def _rank(tried: Tried, metric: tuple[str, str]) -> tuple[int, int, float]:
     """What helps first, what helps by less than ``LITTLE`` after it, of both the cheapest kind, of that the largest
     effect; then what does nothing, what makes it worse, and what cannot be simulated."""
     change = tried.change(*metric)
+    effect = tried.effect(metric)
     if change is None:
         return 4, 0, 0.0
-    if change.effect == "better":
+    if effect == "better":
         return int(change.relative > -LITTLE), KINDS[tried.advice.kind], change.relative
-    return {"none": 2, "worse": 3}[change.effect], 0, change.relative
+    return {"none": 2, "worse": 3}[effect], 0, change.relative
 
 
 def _notes(view: RunView, setup: Setup, requests: int) -> tuple[str, ...]:

@@ -124,7 +124,8 @@ def _narrower_budget(setup: Setup) -> Iterator[Advice]:
     """Only where prompts are cut: elsewhere a step must take the longest."""
     values = setup.parameters.values
     now = values.get("max_num_batched_tokens")
-    if now is None or not values.get("enable_chunked_prefill", not _has(setup, "enable_chunked_prefill")):
+    cuts = values.get("enable_chunked_prefill", not setup.parameters.preset.checks_like_vllm)
+    if now is None or not cuts:
         return
     for value in (512, 256):
         if setup.parameters.max_num_seqs <= value < int(now):
@@ -141,6 +142,18 @@ def _chunked(setup: Setup) -> Iterator[Advice]:
             text = f"chunked prefill, {budget:,} tokens a step: prompts are computed in pieces beside the answers"
             if budget >= setup.parameters.max_num_seqs:
                 yield Advice("chunked prefill", text, "setting", with_budget)
+
+
+def _sglang_chunks(setup: Setup) -> Iterator[Advice]:
+    values = setup.parameters.values
+    now = values.get("chunked_prefill_size")
+    if now is not None and int(now) != 512:
+        text = f"chunked_prefill_size = 512 in place of {int(now):,}: prompts are computed in shorter pieces"
+        yield Advice("chunked_prefill_size", text, "setting", (("engine.chunked_prefill_size", 512),))
+    if "enable_mixed_chunk" in values and not values["enable_mixed_chunk"]:
+        changes = (("engine.enable_mixed_chunk", True), ("engine.chunked_prefill_size", 512))
+        text = "enable_mixed_chunk, with 512 tokens of prompts a step: answers go on beside prompts"
+        yield Advice("chunked prefill", text, "setting", changes)
 
 
 def _cut_long_prompts(setup: Setup) -> Iterator[Advice]:
@@ -285,7 +298,9 @@ _MAKERS: dict[str, tuple[Maker, ...]] = {
         *(_larger_pool, _shorter_limit, _preemption_mode, _watermark, _fewer_slots, _paged),
         *(_priorities, _narrower_weights, _narrower_kv, _replicas),
     ),
-    "prefill": (_chunked, _narrower_budget, _cut_long_prompts, _more_slots, _narrower_weights, _replicas),
+    "prefill": (
+        *(_chunked, _sglang_chunks, _narrower_budget, _cut_long_prompts, _more_slots, _narrower_weights, _replicas),
+    ),
     "swap_link": (
         *(_preemption_mode, _larger_pool, _whole_block_copies, _watermark, _fewer_slots, _narrower_kv, _replicas),
     ),

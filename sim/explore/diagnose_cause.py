@@ -73,7 +73,7 @@ LEAST_SHARE = {
     "slots": 0.1,
     "token_budget": 0.1,
     "kv_pool": 0.1,
-    "prefill": 0.1,
+    "prefill": 0.15,
     "swap_link": 0.1,
     "host": 0.25,
     "batch": 0.1,
@@ -92,10 +92,11 @@ _MET = 0.99
 
 class Verdict(NamedTuple):
     """``cause`` limits the run; ``shares`` are those of the requests' time that each cause takes, largest first, and
-    ``others`` the further causes above their thresholds."""
+    ``others`` the further causes above their thresholds. ``metric`` and its statistic suffer from it."""
 
     cause: str
     shares: dict[str, float]
+    metric: tuple[str, str]
     others: tuple[str, ...] = ()
 
 
@@ -103,7 +104,9 @@ def find_cause(figures: Evidence, *, budget_is_small: bool) -> Verdict:
     """The cause with the largest share of the requests' time among those above their thresholds (``LEAST_SHARE``).
 
     A run that serves its requests within all stated limits is healthy, as is one in which no cause reaches its
-    threshold. One that cannot keep up without any of them is limited by the card.
+    threshold. One that is starved of KV cache is limited by that, whatever else there is. Without any cause above its
+    threshold, one that does not keep up is limited by the card, and so is one that misses its limits: there the limit
+    that is met least often says what suffers.
     """
     shares = cause_shares(figures, budget_is_small=budget_is_small)
     over = [name for name, share in shares.items() if share >= LEAST_SHARE[name]]
@@ -111,12 +114,18 @@ def find_cause(figures: Evidence, *, budget_is_small: bool) -> Verdict:
         over.remove("prefill")
     keeps_up = figures.keeps_up is not False and figures.served >= _MET
     if keeps_up and figures.attainment is not None and figures.attainment >= _MET:
-        return Verdict(HEALTHY, shares)
+        return Verdict(HEALTHY, shares, CAUSES[HEALTHY].metric)
+    if figures.starved:
+        rest = tuple(name for name in over if name != "kv_pool")
+        return Verdict("kv_pool", shares, CAUSES["kv_pool"].metric, rest)
     if over:
-        return Verdict(over[0], shares, tuple(over[1:]))
-    if not keeps_up or (figures.attainment is not None and figures.attainment < _MET):
-        return Verdict("card", shares)
-    return Verdict(HEALTHY, shares)
+        return Verdict(over[0], shares, CAUSES[over[0]].metric, tuple(over[1:]))
+    if not keeps_up:
+        return Verdict("card", shares, CAUSES["card"].metric)
+    if figures.attainment is not None and figures.attainment < _MET:
+        least = min(figures.within, key=lambda name: figures.within[name], default="ttft_s")
+        return Verdict("card", shares, ("tpot_s" if least == "itl_s" else least, "mean"))
+    return Verdict(HEALTHY, shares, CAUSES[HEALTHY].metric)
 
 
 def cause_shares(figures: Evidence, *, budget_is_small: bool) -> dict[str, float]:

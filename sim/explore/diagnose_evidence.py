@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -10,6 +10,9 @@ from policies.core.errors import UserError
 from sim.report.charts import Floats
 from sim.report.view import RunView
 from traces.metrics.digest import Digest
+
+_FULL = 0.98
+"""Share of the KV pool above which it counts as full: some engines keep a last block, or a watermark, free."""
 
 
 class GapCause(NamedTuple):
@@ -31,7 +34,9 @@ class Evidence(NamedTuple):
     between) and ``work`` (the engine computed them, and nothing named here slowed it).
 
     ``busy`` is the share of the run in which steps ran; ``host``, ``link`` and ``prompts`` are the shares of the steps'
-    time that the host, the swap link, and steps that read prompts take.
+    time that the host, the swap link, and steps that read prompts take. ``starved``: the engine died or requests failed
+    while the KV pool was full. ``within`` are the shares of the requests that meet each limit of [slo], ``attainment``
+    that which meets all of them.
     """
 
     life: dict[str, float]
@@ -50,9 +55,11 @@ class Evidence(NamedTuple):
     recomputed: float
     moved_bytes: int
     served: float
+    starved: bool
     keeps_up: bool | None
     queue_slope_per_s: float
     attainment: float | None
+    within: dict[str, float]
     of_bound: float | None
 
     @property
@@ -66,7 +73,7 @@ def evidence(view: RunView) -> Evidence:
     digest, summary = view.digest, view.summary
     if digest is None or not len(digest.middle_s) or not float(digest.total("step_s").sum()):
         raise UserError(f"{view.folder or view.label}: no step ran in it, so that nothing limited it")
-    kv, steps, counts = summary["kv"], summary["steps"], summary["requests"]
+    kv, steps = summary["kv"], summary["steps"]
     preempted, verdict = summary["preemptions"], summary.get("stability", {})
     step_s = float(digest.total("step_s").sum())
     rates = summary["throughput"]
@@ -88,12 +95,29 @@ def evidence(view: RunView) -> Evidence:
         preemptions=preempted["recompute"] + preempted["swap"],
         recomputed=preempted["recomputed_tokens"] / tokens if tokens else 0.0,
         moved_bytes=preempted["swapped_out_bytes"] + preempted["swapped_in_bytes"],
-        served=counts["finished"] / counts["offered"] if counts["offered"] else 1.0,
+        served=_served(summary),
+        starved=_starved(summary),
         keeps_up=view.keeps_up,
         queue_slope_per_s=verdict.get("queue_slope_per_s", 0.0),
         attainment=summary.get("goodput", {}).get("attainment"),
+        within=dict(summary.get("goodput", {}).get("within", {})),
         of_bound=made / bound if made and bound else None,
     )
+
+
+def _served(summary: dict[str, Any]) -> float:
+    """Share of the requests that got their whole answer, without those under way when a run was ended on purpose, and
+    those that the model's length refuses."""
+    counts = summary["requests"]
+    left_out = sum(counts.get("reasons", {}).get(reason, 0) for reason in ("prompt_too_long", "over_length"))
+    left_out += counts["unfinished"] if summary["status"] == "completed" else 0
+    wanted = counts["offered"] - left_out
+    return float(counts["finished"] / wanted) if wanted else 1.0
+
+
+def _starved(summary: dict[str, Any]) -> bool:
+    lost = summary["status"] in ("engine_died", "stuck") or summary["requests"]["failed"] > 0
+    return bool(lost and summary["kv"].get("utilization_max", 0.0) >= _FULL)
 
 
 def _of_steps(digest: Digest, term: str) -> float:

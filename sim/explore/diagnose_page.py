@@ -87,7 +87,7 @@ def _advice(diagnosis: Diagnosis) -> DocumentSection:
         return DocumentSection("advice", "What helps", ["Nothing needs help: no advice was tried."])
     text = (
         "Each line is one change to the run, simulated with the same requests. What helps stands first, settings and"
-        " other engines before less accurate numbers and more cards; what does not help is shown, too. A difference counts"
+        " other engines before less accurate numbers and more cards; what does not help is shown. A difference counts"
         " when its 95 % interval (± half of it, from 10 windows of neighbouring requests) leaves zero out, or, where"
         " there are too few requests for one, when it exceeds 1 %."
     )
@@ -154,7 +154,7 @@ def _before_line(x: float) -> dict[str, object]:
 
 
 def _advice_trace(tried: Tried, change: Change, unit_s: float, metric: tuple[str, str]) -> Trace:
-    name, colour, pattern = _EFFECTS[change.effect]
+    name, colour, pattern = _EFFECTS[tried.effect(metric)]
     advice = tried.advice
     label = _broken(advice.text.partition(" in place")[0] if advice.lever in _WITH_VALUE else advice.lever)
     text = f"{advice.text}: {effect_of(tried, metric)}; {seconds(change.after)} ({difference(change)})"

@@ -32,6 +32,14 @@ class Tried(NamedTuple):
     served: tuple[int, int]
     why: str = ""
 
+    def effect(self, metric: tuple[str, str]) -> str:
+        """``better``, ``worse`` or ``none`` by the metric, ``worse`` too where more than 1 % of the answers are lost;
+        ``unknown`` where it could not be told."""
+        change = self.change(*metric)
+        if change is None:
+            return "unknown"
+        return "worse" if self.served[1] < 0.99 * self.served[0] else change.effect
+
     def change(self, metric: str, statistic: str) -> Change | None:
         """The change of one metric, if both runs have it."""
         return next((of for of in self.changes if (of.metric, of.statistic) == (metric, statistic)), None)

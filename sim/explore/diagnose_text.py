@@ -34,6 +34,9 @@ PARTS = {
 """Parts of the requests' time (``Evidence.life``) in words."""
 
 
+_MISSED = "nothing holds the requests up, yet the steps themselves take too long"
+
+
 def finding(diagnosis: Diagnosis) -> list[str]:
     """Sentences on what limits the run, what shows it, and what helps."""
     cause = CAUSES[diagnosis.cause]
@@ -42,7 +45,8 @@ def finding(diagnosis: Diagnosis) -> list[str]:
     else:
         share = diagnosis.verdict.shares.get(diagnosis.cause, 0.0)
         took = f" It takes {percent(share)} of the time that requests spend in the system." if share else ""
-        lead = f"What limits this run is {_the(cause.title)}: {cause.meaning}.{took}"
+        meaning = _MISSED if diagnosis.cause == "card" and diagnosis.evidence.keeps_up is not False else cause.meaning
+        lead = f"What limits this run is {_the(cause.title)}: {meaning}.{took}"
     others = [_the(CAUSES[name].title) for name in diagnosis.verdict.others]
     more = [f"Behind it: {', '.join(others)}."] if others else []
     return [*_ended(diagnosis), lead, _proof(diagnosis), *more, *_advice(diagnosis)]
@@ -227,16 +231,12 @@ def effect_of(tried: Tried, metric: tuple[str, str]) -> str:
     """Whether it helps, in words."""
     if tried.why:
         return "not simulated"
-    change = tried.change(*metric)
-    if change is None:
-        return "cannot be told"
-    words = {"better": "helps", "none": "does not help", "worse": "makes it worse"}[change.effect]
-    costs = [in_short(of.metric, of.statistic) for of in tried.changes if of is not change and of.effect == "worse"]
-    lost = tried.served[1] < tried.served[0]
-    if change.effect == "better" and (costs or lost):
-        prices = [*costs, *(["answers"] if lost else [])]
-        words += f", at the price of {' and '.join(prices)}"
-    return words
+    if tried.served[1] < 0.99 * tried.served[0]:
+        return f"loses answers: {tried.served[1]:,} in place of {tried.served[0]:,}"
+    effect = tried.effect(metric)
+    words = {"better": "helps", "none": "does not help", "worse": "makes it worse", "unknown": "cannot be told"}[effect]
+    costs = [in_short(of.metric, of.statistic) for of in tried.changes if of.effect == "worse"]
+    return f"{words}, at the price of {' and '.join(costs)}" if effect == "better" and costs else words
 
 
 def _cell(change: Change | None) -> str:
