@@ -13,7 +13,7 @@ from gpu_backend.ops import Ops
 from gpu_backend.step_batch import StepBatch
 from gpu_backend.weights import LayerWeights, Weights, load_weights, random_weights
 from policies.catalog import ModelShape, model
-from policies.core.errors import CatalogError, ConfigError, WeightsError
+from policies.core.errors import CatalogError, WeightsError
 
 
 class LlamaModel:
@@ -76,30 +76,17 @@ class LlamaModel:
         return o_THD.flatten(1)
 
 
-def open_model(source: str, where: Placement, *, seed: int = 0, max_model_len: int | None = None) -> LlamaModel:
+def open_model(source: str, where: Placement, *, seed: int = 0) -> LlamaModel:
     """The model of a folder of Hugging Face's layout, or random weights (by ``seed``) in a shape of the catalog.
 
-    ``max_model_len`` lengthens a random model, which has learnt no positions, beyond its shape's. UserError, in one
-    line, for an unknown name, a damaged folder, another architecture, a length that weights were not trained for, or
-    too little memory.
+    UserError, in one line, for an unknown name, a damaged folder, another architecture or too little memory.
     """
     folder = Path(source)
     if folder.exists() or folder.suffix == ".gguf":
         weights = load_weights(model_folder(folder), dtype=where.dtype, device=where.device)
-        _check_length(weights.config.shape, max_model_len, folder)
     else:
-        shape = _shape(source)
-        shape = shape._replace(max_model_len=max(shape.max_model_len, max_model_len or 0))
-        weights = random_weights(shape, dtype=where.dtype, device=where.device, seed=seed)
+        weights = random_weights(_shape(source), dtype=where.dtype, device=where.device, seed=seed)
     return LlamaModel(weights.config.shape, weights, where.ops)
-
-
-def _check_length(shape: ModelShape, max_model_len: int | None, folder: Path) -> None:
-    if max_model_len is not None and max_model_len > shape.max_model_len:
-        raise ConfigError(
-            f"max_model_len = {max_model_len:,}: {folder} knows {shape.max_model_len:,} positions"
-            " (max_position_embeddings); give no more"
-        )
 
 
 def _shape(name: str) -> ModelShape:

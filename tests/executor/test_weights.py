@@ -224,14 +224,6 @@ def test_sources_that_are_no_folder(tmp_path: Path) -> None:
             open_model(source, where)
 
 
-def test_a_length_beyond_the_trained_positions_is_refused(folder: Path) -> None:
-    where = placement("cpu")
-    assert open_model(str(folder), where, max_model_len=256).shape.max_model_len == 256
-    with pytest.raises(ConfigError, match="knows 256 positions"):
-        open_model(str(folder), where, max_model_len=257)
-    assert open_model("tiny", where, max_model_len=4_096).shape.max_model_len == 4_096
-
-
 def test_a_model_larger_than_memory_is_refused_before_it_is_made() -> None:
     with pytest.raises(ConfigError, match=r"out of memory: the weights of gpt-like take .* GB free") as told:
         random_weights(model("llama-2-70b")._replace(name="gpt-like", layers=8_000), dtype=torch.float32, device=CPU)
