@@ -185,10 +185,8 @@ def decode(
 
 @cache
 def merge(arch: str, heads: int, head_dim: int, splits: int) -> Launch:
-    """Constants of ``merge_kernel``."""
-    return _launch(
-        Tile(0, warps=1), H=heads, D=head_dim, SPLITS=splits, BLOCK_J=_power(splits), BLOCK_D=_power(head_dim)
-    )
+    """Constants of ``merge_kernel``, which takes ``MAX_SPLITS`` splits at a time."""
+    return _launch(Tile(0, warps=4), H=heads, D=head_dim, SPLITS=splits, BLOCK_J=MAX_SPLITS, BLOCK_D=_power(head_dim))
 
 
 @cache

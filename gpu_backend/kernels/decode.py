@@ -101,25 +101,30 @@ def merge_kernel(
     BLOCK_J: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ) -> None:
-    """Program (request, query head): one after the other, so that the sum has the same order for any number of splits.
+    """Program (request, query head), BLOCK_J splits at a time: one round trip to memory for most batches.
 
-    A split that saw no token has the largest score -inf and no values: it is left out (-inf - -inf is no number).
+    BLOCK_J is the same for any number of splits, so that the order of the sum is, too: splits that saw no token, which
+    have the largest score -inf and no values (-inf - -inf is no number), add zeros at its end.
     """
     query = tl.program_id(0).to(tl.int64) * H + tl.program_id(1)
-    splits = tl.arange(0, BLOCK_J)
     scores = scores_ptr + query * SPLITS
-    top = tl.max(tl.load(scores + splits, mask=splits < SPLITS, other=float("-inf")), axis=0)
     others = tl.num_programs(0).to(tl.int64) * (H * SPLITS)
     dims = tl.arange(0, BLOCK_D)
+    top = float("-inf")
+    for first in range(0, SPLITS, BLOCK_J):
+        splits = first + tl.arange(0, BLOCK_J)
+        largest = tl.load(scores + splits, mask=splits < SPLITS, other=float("-inf"))
+        top = tl.maximum(top, tl.max(largest, axis=0))
     total = 0.0
     values_sum = tl.zeros([BLOCK_D], tl.float32)
-    for split in range(SPLITS):
-        largest = tl.load(scores + split)
-        if largest > float("-inf"):
-            share = tl.exp2(largest - top)
-            total += share * tl.load(scores + others + split)
-            partial = tl.load(partial_ptr + (query * SPLITS + split) * D + dims, mask=dims < D, other=0.0)
-            values_sum += share * partial
-    if total == 0:
-        total = 1.0
-    tl.store(out_ptr + query * D + dims, (values_sum / total).to(out_ptr.dtype.element_ty), mask=dims < D)
+    for first in range(0, SPLITS, BLOCK_J):
+        splits = first + tl.arange(0, BLOCK_J)
+        largest = tl.load(scores + splits, mask=splits < SPLITS, other=float("-inf"))
+        seen = largest > float("-inf")
+        share = tl.where(seen, tl.exp2(largest - tl.where(seen, top, 0.0)), 0.0)
+        total += tl.sum(share * tl.load(scores + others + splits, mask=seen, other=0.0), axis=0)
+        places = (query * SPLITS + splits)[:, None] * D + dims[None, :]
+        partial = tl.load(partial_ptr + places, mask=seen[:, None] & (dims < D)[None, :], other=0.0)
+        values_sum += tl.sum(share[:, None] * partial, axis=0)
+    out = values_sum / tl.where(total > 0, total, 1.0)
+    tl.store(out_ptr + query * D + dims, out.to(out_ptr.dtype.element_ty), mask=dims < D)

@@ -68,6 +68,11 @@ def test_decode_merges_what_several_programs_found(
     check_decode(load_ops("triton"), [1, 129, 400], Heads(3, 1, 32), 16, dtype)
 
 
+def test_decode_in_more_splits_than_are_merged_at_once() -> None:
+    assert 4_200 > tiles.MAX_SPLITS * tiles.SPLIT_TOKENS
+    check_decode(load_ops("triton", batch_invariant=True), [4_200, 7], Heads(2, 1, 16), 64, torch.float32)
+
+
 def test_a_row_without_context_gives_zeros(ops: Ops) -> None:
     """So do the rows that fill a CUDA graph up; all that their tables point to is NaN."""
     generator = cases.fresh_generator()
