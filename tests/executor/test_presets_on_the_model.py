@@ -21,6 +21,9 @@ from tests.executor.driving import alone, check_tokens, crowd, drive, run_record
 from tests.sglang_modes import MODES, Mode
 from tests.variants import VARIANTS, Size, Variant
 from traces.record.events import EVENTS_NAME, EventLog, read_events
+from traces.record.jsonl import read_jsonl
+from traces.record.read import JSONL_NAME
+from traces.record.schema import RequestRow
 from traces.workload.source import Workload
 
 MAX_MODEL_LEN = 112
@@ -57,6 +60,9 @@ def test_every_preset_runs_the_model_and_replays_to_the_same_decisions(name: str
     check_tokens(ran.outputs, expected())
     kv = setup.policy.kv
     assert (kv.num_free, kv.cpu_pool.num_free) == (kv.num_blocks, kv.cpu_pool.num_blocks)
+    recorded = [row for row in read_jsonl(tmp_path / "run" / JSONL_NAME) if isinstance(row, RequestRow)]
+    made = {number: len(tokens) for number, tokens in ran.outputs.items()}
+    assert {row.id: row.output_tokens for row in recorded} == made
     replay = replay_run(tmp_path / "run")
     assert replay.difference is None
     assert (replay.plans, replay.arrivals) == (ran.ending.plans, len(ROWS))
