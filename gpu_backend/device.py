@@ -22,11 +22,6 @@ class Placement(NamedTuple):
     dtype: torch.dtype
     ops: Ops
 
-    @property
-    def dtype_bits(self) -> int:
-        """Bits of an element of K and V, as ``ModelShape.kv_bits`` counts them."""
-        return 8 * int(self.dtype.itemsize)
-
 
 def placement(
     device: str = "auto", dtype: str = "auto", ops: str = "auto", *, batch_invariant: bool = False

@@ -62,7 +62,7 @@ def test_a_place_that_is_not_there_is_one_line(device: str, dtype: str, ops: str
 
 def test_the_cpu_takes_plain_torch_in_float32() -> None:
     where = placement("cpu")
-    assert (where.ops.name, where.dtype, where.dtype_bits) == ("torch", torch.float32, 32)
+    assert (where.ops.name, where.dtype) == ("torch", torch.float32)
 
 
 def test_triton_on_the_cpu_says_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
