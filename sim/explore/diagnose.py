@@ -116,8 +116,8 @@ def diagnose(
     verdict = find_cause(figures, budget_is_small=small)
     memory = memory_risk(setup, view.requests)
     requests = min(max_requests, setup.workload.num_requests)
-    notes = _notes(view, setup, requests)
-    tried = _try_all(view, config, setup, verdict, requests, progress)
+    tried, drifted = _try_all(view, config, setup, verdict, requests, progress)
+    notes = _notes(view, setup, requests, drifted)
     return Diagnosis(view, figures, verdict, memory, tried, requests, notes)
 
 
@@ -169,17 +169,27 @@ def _try_all(
     verdict: Verdict,
     requests: int,
     progress: Progress | None,
-) -> tuple[Tried, ...]:
-    """All advice against the cause, simulated and ranked."""
-    whole = requests >= len(view.requests) and view.segments is not None
-    reruns = Reruns(config, requests, sample_of([view]) if whole else None)
+) -> tuple[tuple[Tried, ...], bool]:
+    """All advice against the cause, simulated and ranked, and whether the run itself comes out otherwise today: what is
+    in a folder may be measured, or simulated by another version."""
+    whole = requests >= len(view.requests)
+    made_now = whole and view.folder is None and view.segments is not None
+    reruns = Reruns(config, requests, sample_of([view]) if made_now else None)
     advices = advice_for(verdict.cause, setup)
     tried = []
     for number, advice in enumerate(advices, 1):
         if progress is not None:
             progress(number, len(advices), advice)
         tried.append(reruns.tried(advice))
-    return tuple(sorted(tried, key=lambda of: _rank(of, verdict.metric)))
+    ranked = tuple(sorted(tried, key=lambda of: _rank(of, verdict.metric)))
+    return ranked, whole and bool(tried) and _differs(view, reruns)
+
+
+def _differs(view: RunView, reruns: Reruns) -> bool:
+    """Whether the mean whole time of the requests is another one, by more than rounding."""
+    before = float(view.values("e2e_s").mean()) if len(view.values("e2e_s")) else 0.0
+    now = float(reruns.base().requests["e2e_s"].mean())
+    return abs(now - before) > 1e-6 * max(abs(before), 1e-9)
 
 
 def _rank(tried: Tried, metric: tuple[str, str]) -> tuple[int, int, float]:
@@ -194,12 +204,15 @@ def _rank(tried: Tried, metric: tuple[str, str]) -> tuple[int, int, float]:
     return {"none": 2, "worse": 3}[effect], 0, change.relative
 
 
-def _notes(view: RunView, setup: Setup, requests: int) -> tuple[str, ...]:
+def _notes(view: RunView, setup: Setup, requests: int, drifted: bool) -> tuple[str, ...]:
     """What a reader of the diagnosis must know."""
     notes = [str(note) for note in view.summary.get("notes", ())]
     offered = view.summary["requests"]["offered"]
     if requests < offered:
         notes.append(f"advice is tried on the first {requests:,} of {offered:,} requests")
+    if drifted:
+        why = "it was measured" if view.summary["side"] != "server-simulated" else "another version made it"
+        notes.append(f"simulated again, this run comes out otherwise ({why}): advice is compared with the simulation")
     if view.keeps_up is False:
         notes.append("the run does not keep up: differences are those of a run of this length, longer ones have larger")
     if setup.costs.file.kind == "calibrated":

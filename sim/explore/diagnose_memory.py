@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sim.api import Setup
 from sim.costs.pool import DEFAULT_RESERVE_BYTES, activation_bytes
 from sim.wording import digits, percent
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 LEVELS = ("none", "the pool may run out", "the pool runs out when the batch is full", "some never fit", "out of memory")
 """From no risk to the worst."""

@@ -56,14 +56,15 @@ class Reruns:
     def tried(self, advice: Advice) -> Tried:
         """Simulate the advice. What cannot be run, or dies, is said."""
         try:
-            before = self._base(advice.roofline)
+            before = self.base(roofline=advice.roofline)
             after = self._sample(changed(self._config, advice), advice.replicas)
         except (UserError, RunError) as error:
             return Tried(advice, (), (0.0, 0.0), (0, 0), str(error))
         rates = before.output_tokens_per_s, after.output_tokens_per_s
         return Tried(advice, tuple(changes(before, after)), rates, (_served(before), _served(after)))
 
-    def _base(self, roofline: bool) -> Sample:
+    def base(self, *, roofline: bool = False) -> Sample:
+        """The run as it is, timed by its own cost model or by the roofline."""
         if roofline not in self._bases:
             config = self._config
             if roofline:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -255,3 +256,11 @@ def test_the_page_of_all_claims_is_well_formed(tmp_path: Path) -> None:
     for claim_id, verdict in EXPECTED.items():
         assert any(title.endswith(f"{claim_id}: {verdict}") for title in page.texts("h2"))
     assert len(page.plots) >= 6
+
+
+def test_the_page_in_docs_lists_claims_and_verdicts() -> None:
+    text = (Path(__file__).parents[2] / "docs/claims.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| `([\w.-]+)` \|.*\| ([\w-]+) \|$", text, re.MULTILINE)
+    assert dict(listed) == EXPECTED
+    for verdict, meaning in VERDICTS.items():
+        assert f"| {verdict} | {meaning.split(',')[0]}" in text

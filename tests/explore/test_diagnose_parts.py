@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,11 @@ from sim import diagnose, simulate
 from sim.api import prepare
 from sim.config import load_config
 from sim.explore.diagnose_advice import Advice, changed
-from sim.explore.diagnose_cause import LEAST_SHARE, budget_is_small, find_cause
+from sim.explore.diagnose_cause import CAUSES, LEAST_SHARE, budget_is_small, find_cause
 from sim.explore.diagnose_effects import Change, Sample, changes
 from sim.explore.diagnose_evidence import Evidence, GapCause
 from sim.explore.diagnose_memory import memory_risk
+from sim.explore.diagnose_text import in_short
 from tests.command import CHAT, batchscope
 from tests.pages import Page
 from traces.metrics.intervals import Interval
@@ -307,3 +309,12 @@ def test_follow_ups_cannot_go_to_replicas(tmp_path: Path) -> None:
     (tried,) = [tried for tried in found.tried if tried.advice.replicas == 2]
     assert "follow-ups" in tried.why
     assert found.tried[-1] is tried
+
+
+def test_the_page_in_docs_lists_causes_with_their_thresholds_and_metrics() -> None:
+    text = (Path(__file__).parents[2] / "docs/diagnose.md").read_text(encoding="utf-8")
+    pattern = r"^\| `(\w+)` \|[^|]*\| ([^|]*?) ?\| ([^|]*?) ?\|$"
+    rows = {row[0]: row[1:] for row in re.findall(pattern, text, re.MULTILINE)}
+    assert rows.keys() >= CAUSES.keys()
+    for name, share in LEAST_SHARE.items():
+        assert rows[name] == (f"{100 * share:.0f} %", in_short(*CAUSES[name].metric)), name
