@@ -138,10 +138,9 @@ class TritonOps:
         _, layers, _, kv_heads, block_size, _ = cache_NL2KSD.shape
         arch, columns = self._arch(q_BHD), tables_BM.shape[1]
         splits, split_tokens = self._splits(arch, num_rows, kv_heads, columns * block_size)
-        scores = partial = out  # not touched by one split
-        if splits > 1:
-            scores = q_BHD.new_empty((2, num_rows, heads, splits), dtype=torch.float32)
-            partial = q_BHD.new_empty((num_rows, heads, splits, head_dim), dtype=torch.float32)
+        parts = num_rows * heads * splits if splits > 1 else 0  # one split touches neither of these
+        scores = q_BHD.new_empty(2 * parts, dtype=torch.float32)
+        partial = q_BHD.new_empty(parts * head_dim, dtype=torch.float32)
         launch = tiles.decode(
             arch, heads, layers, kv_heads, block_size, head_dim, q_BHD.element_size(), splits, split_tokens
         )
