@@ -9,7 +9,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from calibrate.execute_memory import device_blocks, swap_bytes
+from calibrate.execute_memory import check_room, device_blocks, swap_bytes
 from calibrate.measured import MeasuredWriter
 from gpu_backend.clock import RealClock
 from gpu_backend.extras import require
@@ -173,6 +173,7 @@ def prepare_on(
         engine["num_gpu_blocks"] = device_blocks(machine.model, parameters, engine.pop("gpu_memory_utilization", None))
     blocks = engine["num_gpu_blocks"]
     assert isinstance(blocks, int)
+    check_room(machine.model, parameters, blocks)
     _limit_swap(machine, parameters, engine, blocks, said)
     sized = config_from_tables(tables)
     setup = prepare(sized, workload=workload, num_gpu_blocks=blocks)
@@ -198,19 +199,20 @@ def run_on(
     setup: Setup,
     options: Options,
     *,
-    out: str | Path | None = None,
+    out: str | Path | Callable[[], Path] | None = None,
     texts: Texts | None = None,
     progress: Callable[[float, int], None] | None = None,
     interruptible: bool = False,
 ) -> Result:
-    """Run what ``prepare_on`` built, once; ``interruptible`` as for ``sim.api.run_setup``."""
+    """Run what ``prepare_on`` built, once; ``interruptible`` as for ``sim.api.run_setup``. ``out`` may be what makes
+    the folder, which is called when memory has been found for everything."""
     from gpu_backend.loop import Door, RealTimeLoop
     from gpu_backend.traffic import Traffic
 
     started_s = time.monotonic()
     clock = RealClock()
     backend = _backend(machine, setup, options, clock, texts)
-    folder = None if out is None else make_new(Path(out))
+    folder = None if out is None else make_new(out() if callable(out) else Path(out))
     writer = MeasuredWriter(
         setup,
         folder,

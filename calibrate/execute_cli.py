@@ -80,6 +80,7 @@ def _run(
     **sources: Any,
 ) -> Result:
     from contextlib import redirect_stdout
+    from functools import partial
     from pathlib import Path
 
     from calibrate.execute import open_machine, prepare_on, run_on, with_weights
@@ -94,11 +95,10 @@ def _run(
     with redirect_stdout(sys.stderr):
         machine = open_machine(loaded, options)
         setup = prepare_on(machine, loaded, remarks)
-    if out is None and not as_json:
-        out = str(make_next(loaded))
+    folder = partial(make_next, loaded) if out is None and not as_json else out
     with redirect_stdout(sys.stderr), ProgressLine(setup.workload.num_requests, passed="") as progress:
-        result = run_on(machine, setup, options, out=out, progress=progress, interruptible=True)
-    wanted = out is not None and (not as_json if page is None else page)
+        result = run_on(machine, setup, options, out=folder, progress=progress, interruptible=True)
+    wanted = folder is not None and (not as_json if page is None else page)
     if wanted and result.summary["requests"]["offered"]:
         click.echo(f"report: {result.report()}", err=as_json)
     return result

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from policies.catalog import ModelShape
+from policies.core.errors import ConfigError
 from policies.presets import Parameters
 from sim.costs.pool import activation_bytes
 
@@ -36,6 +37,21 @@ def device_blocks(model: LlamaModel, parameters: Parameters, utilization: object
     budget = min(int(free * _CPU_SHARE), _CPU_MOST_BYTES)
     useful = parameters.max_num_seqs * -(-parameters.max_model_len // block_size) + 1
     return min(blocks_in(budget, model.shape, block_size, model.dtype), useful, _MOST_BLOCKS)
+
+
+def check_room(model: LlamaModel, parameters: Parameters, num_gpu_blocks: int) -> None:
+    """ConfigError where a pool of that many blocks is larger than the memory that is free."""
+    from gpu_backend.cache import block_bytes
+    from gpu_backend.device import free_bytes
+
+    size = parameters.pool_block_size
+    needed, free = num_gpu_blocks * block_bytes(model.shape, size, model.dtype), free_bytes(model.device)
+    if needed > free or num_gpu_blocks > _MOST_BLOCKS:
+        raise ConfigError(
+            f"engine.num_gpu_blocks = {num_gpu_blocks:,}: blocks of {size} tokens of {model.shape.name} take"
+            f" {needed / 1e9:,.1f} GB, and {model.device} has {free / 1e9:,.1f} GB free; give at most"
+            f" {min(free // (needed // num_gpu_blocks), _MOST_BLOCKS):,}"
+        )
 
 
 def swap_bytes(shape: ModelShape, parameters: Parameters, num_gpu_blocks: int) -> int:

@@ -52,6 +52,8 @@ def test_a_measured_run_reads_like_a_simulated_one() -> None:
         shown = batchscope(command[0], "real", *command[1:])
         assert (shown.exit_code, shown.stderr) == (0, ""), command
     assert "measured on the server" in Path("real/report.html").read_text()
+    conform = batchscope("policies", "conform", "real/decisions.jsonl")
+    assert (conform.exit_code, conform.stdout.split()[1]) == (0, "{0}/{0}".format(summary["steps"]["count"]))
 
 
 def test_both_worlds_decide_the_same_when_time_has_no_say() -> None:
@@ -147,10 +149,11 @@ WORK = settings(*SLOW, *LENGTHS)
         (settings("hardware.tp=2"), "hardware.tp = 2: the executor runs a whole model on one device"),
         (settings("model.weight_bits=4"), "model.weight_bits = 4: the executor runs"),
         (settings("engine.num_gpu_blocks=1"), "engine.num_gpu_blocks = 1: the KV pool holds less than"),
+        (settings("engine.num_gpu_blocks=9000000000"), "engine.num_gpu_blocks = 9,000,000,000: blocks of"),
         (settings("engine.max_model_len=5000"), "engine.max_model_len = 5000: the model takes at most 2048 tokens"),
         (("--model", "qwen2.5-7b"), "model 'qwen2.5-7b' is no Llama"),
         (("--prompt", "Hello"), "--prompt needs a model that can read: give --model-folder DIR"),
-        (("--prompt", "Hello", "--model-folder", "nowhere"), "nowhere/tokenizer.json: no such file"),
+        (("--prompt", "Hello", "--model-folder", "nowhere"), "nowhere: no such folder; name one with config.json"),
         (("--prompt", "Hello", "--model-folder", "m", "--max-tokens", "0"), "--max-tokens 0: give a whole number"),
         (("--temperature", "-1"), "--temperature -1.0: give a number from 0 to 100"),
         (("--top-p", "0"), "--top-p 0.0: give a number above 0"),
