@@ -12,13 +12,17 @@ EXECUTOR := $(VENV)/.installed-executor
 COMPILED := $(VENV)/compiled/.installed
 PIP_INSTALL := $(PY) -m pip install --quiet --constraint constraints.txt
 
-.PHONY: demo test test-executor executor install lint ruff types layers compile perf fuzz laws clean policies-by-workloads
+.PHONY: demo test test-executor executor install lint ruff types layers compile perf fuzz laws clean costs policies-by-workloads
 
 demo: $(INSTALLED)
 	$(VENV)/bin/batchscope demo
 
 test: $(DEVELOP)
 	$(PYTEST)
+
+# Every shipped cost file and the roofline, fitted anew from the public tables (BATCHSCOPE_DATA) and compared.
+costs: $(DEVELOP)
+	BATCHSCOPE_ALL_COSTS=1 $(PYTEST) tests/test_calibrate_fit.py
 
 # The executor's tests on the CPU. Once this has installed torch, `make test` runs them, too.
 test-executor: $(EXECUTOR)

@@ -170,7 +170,7 @@ def test_a_folder_without_the_right_to_write() -> None:
         ),
         (
             ("calibrate", "fit", "--out", "x.json"),
-            "Missing option '--data'; see 'batchscope calibrate fit --help'",
+            "calibrate fit: give --profile FILE, or --data FOLDER of the known operator tables",
         ),
         (
             ("calibrate", "fit", "--data", "none", "--out", "x.json"),
