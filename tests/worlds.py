@@ -8,7 +8,7 @@ prints for every preset how long its quiet runs are under the performance worklo
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import zip_longest
 from typing import NamedTuple, Protocol
 
@@ -92,11 +92,11 @@ class Kept:
         self.request_rows: list[RequestRow] = []
         self.stall_rows: list[Stall] = []
 
-    def steps(self, rows: Sequence[StepRow]) -> None:
+    def steps(self, rows: Collection[StepRow]) -> None:
         """Rows of steps."""
         self.step_rows += [StepRow(*row) for row in rows]
 
-    def requests(self, rows: Sequence[RequestRow]) -> None:
+    def requests(self, rows: Collection[RequestRow]) -> None:
         """Requests."""
         self.request_rows += [RequestRow(*row) for row in rows]
 

@@ -9,5 +9,6 @@ if TYPE_CHECKING:
 else:
 
     def mypyc_attr(**facts: bool):
-        """Decorator of a class; ``allow_interpreted_subclasses``: people derive from it."""
+        """Decorator of a class; ``allow_interpreted_subclasses``: people derive from it; ``native_class=False``: it
+        derives from a class that is not compiled."""
         return lambda cls: cls

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import chain
-from typing import Final
+from typing import Any, Final
 
 from policies.core.kv import KvManager
 from policies.core.native import mypyc_attr
@@ -12,8 +11,8 @@ from policies.core.plan import Grant, Grants
 from policies.core.prefix import Content
 from policies.core.request import Request, RequestId
 
-_flat: Final = chain.from_iterable
 _FOREVER: Final = 1 << 40
+# Block ids and keys that are only passed on are Any: compiled, one with a type would be unpacked and made anew.
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -182,13 +181,15 @@ class DecodeSet:
             count += len(bucket)
         if not count:
             return []
-        blocks = self._pool.take(count)
+        blocks: list[Any] = self._pool.take(count)
+        ids: list[Any] = []
         place = 0
         for bucket in window:
-            for table in bucket.values():
+            tables: dict[Any, list[int]] = bucket
+            for request_id, table in tables.items():
+                ids.append(request_id)
                 table.append(blocks[place])
                 place += 1
-        ids = list(_flat(window))
         if self._hashed:
             self._cache(ids, growing=1)
         return Grants(ids, blocks)
@@ -196,8 +197,9 @@ class DecodeSet:
     def _give(self, bucket: dict[RequestId, list[int]]) -> list[Grant]:
         """One block to each of these tables."""
         grants: list[Grant] = []
-        blocks = self._pool.take(len(bucket))
-        for place, (request_id, table) in enumerate(bucket.items()):
+        blocks: list[Any] = self._pool.take(len(bucket))
+        tables: dict[Any, list[int]] = bucket
+        for place, (request_id, table) in enumerate(tables.items()):
             block = blocks[place]
             table.append(block)
             grants.append((request_id, (block,)))

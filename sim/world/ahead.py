@@ -46,9 +46,11 @@ class AheadReplica(Replica):
                     continue
             else:
                 self._run, self._target = None, 1
-                self._is_running = True
-                self._end_at(end_s)
-                yield
+                self._is_running, self.end_s = True, end_s
+                if not clock.wait(self):
+                    self._queue_end()
+                    yield
+                    self._end_event = None
                 self._book_oldest(oldest, in_flight, now_s, end_s)
                 self._is_running = False
                 if self._stopping:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 import pytest
@@ -109,10 +109,10 @@ class Rows:
         self.step_rows: list[StepRow] = []
         self.request_rows: list[RequestRow] = []
 
-    def steps(self, rows: Sequence[StepRow]) -> None:
+    def steps(self, rows: Collection[StepRow]) -> None:
         self.step_rows += [StepRow(*row) for row in rows]
 
-    def requests(self, rows: Sequence[RequestRow]) -> None:
+    def requests(self, rows: Collection[RequestRow]) -> None:
         self.request_rows += [RequestRow(*row) for row in rows]
 
     def stalls(self, rows: Sequence[Stall]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection
 
 from traces.record.schema import RecordSink, RequestRow, Stall, StepRow
 
@@ -16,17 +16,17 @@ class BatchedSink:
         self._requests: list[RequestRow] = []
         self._stalls: list[Stall] = []
 
-    def steps(self, rows: Sequence[StepRow]) -> None:
+    def steps(self, rows: Collection[StepRow]) -> None:
         """Rows of steps."""
         self._steps += rows
         if len(self._steps) >= self._size:
             self._pass_on()
 
-    def requests(self, rows: Sequence[RequestRow]) -> None:
+    def requests(self, rows: Collection[RequestRow]) -> None:
         """Requests, in order of their end."""
         self._requests += rows
 
-    def stalls(self, rows: Sequence[Stall]) -> None:
+    def stalls(self, rows: Collection[Stall]) -> None:
         """Irregular inter-token gaps."""
         self._stalls += rows
 

@@ -4,54 +4,46 @@ from __future__ import annotations
 
 import struct
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, groupby, starmap
-from operator import itemgetter
+from itertools import chain, starmap
 from typing import Any, Protocol, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
 
 from policies.core.native import mypyc_attr
+from traces.record.packed import REQUEST_NUMBERS, STEP_NUMBERS, RequestRows, StepRows
 from traces.record.schema import RequestRow, Stall, StepRow
 
 Numbers = Mapping[str, NDArray[Any]]
 """The numeric columns by name, int64 or float64."""
 
-_FORMATS = {int: ("q", "i8"), float: ("d", "f8")}
+_TYPES = {int: "<i8", float: "<f8"}
 
 
-class _Packer:
-    """Turns the numeric columns of one kind of row into arrays: one C call a row for each run of neighbouring
-    ones."""
+class _Layout:
+    """The numeric columns of one kind of row, packed one row after the other."""
 
-    def __init__(self, row: type) -> None:
-        hints = list(get_type_hints(row).items())
-        self._runs = []
-        for numeric, places in groupby(range(len(hints)), lambda place: hints[place][1] in _FORMATS):
-            if numeric:
-                columns = [hints[place] for place in places]
-                low = hints.index(columns[0])
-                pack = struct.Struct("".join(_FORMATS[kind][0] for _, kind in columns)).pack
-                dtype = np.dtype([(name, _FORMATS[kind][1]) for name, kind in columns])
-                self._runs.append((itemgetter(slice(low, low + len(columns))), pack, dtype))
+    def __init__(self, row: type, names: Sequence[str]) -> None:
+        hints = get_type_hints(row)
+        self._names = names
+        self._dtype = np.dtype([(name, _TYPES[hints[name]]) for name in names])
 
-    def numbers(self, rows: Sequence[Any]) -> dict[str, NDArray[Any]]:
-        """The numeric columns of ``rows``."""
-        columns = {}
-        for pick, pack, dtype in self._runs:
-            packed = np.frombuffer(b"".join(starmap(pack, map(pick, rows))), dtype)
-            columns.update({name: packed[name] for name in dtype.names or ()})
-        return columns
+    def of_packed(self, packed: bytes) -> dict[str, NDArray[Any]]:
+        """The columns of packed rows."""
+        return self._columns(np.frombuffer(packed, self._dtype))
+
+    def of_rows(self, rows: Collection[Any]) -> dict[str, NDArray[Any]]:
+        """The columns of ``rows``."""
+        picked = [tuple([getattr(row, name) for name in self._names]) for row in rows]
+        return self._columns(np.array(picked, self._dtype))
+
+    def _columns(self, table: NDArray[Any]) -> dict[str, NDArray[Any]]:
+        return {name: table[name] for name in self._names}
 
 
-_STEP, _REQUEST = _Packer(StepRow), _Packer(RequestRow)
-
-
-def _column(rows: Sequence[Any], name: str) -> list[Any]:
-    place = (StepRow if name in StepRow._fields else RequestRow)._fields.index(name)
-    return [row[place] for row in rows]
+_STEP, _REQUEST = _Layout(StepRow, STEP_NUMBERS), _Layout(RequestRow, REQUEST_NUMBERS)
 
 
 @dataclass(frozen=True)
@@ -63,9 +55,11 @@ class StepTable:
     residues: list[tuple[int, ...]]
 
     @classmethod
-    def of(cls, rows: Sequence[StepRow]) -> StepTable:
+    def of(cls, rows: Collection[StepRow]) -> StepTable:
         """Columns of ``rows``."""
-        return cls(_STEP.numbers(rows), _column(rows, "limited_by"), _column(rows, "residues"))
+        if isinstance(rows, StepRows):
+            return cls(_STEP.of_packed(rows.packed), rows.limited_by, rows.residues)
+        return cls(_STEP.of_rows(rows), [row.limited_by for row in rows], [row.residues for row in rows])
 
     def __getitem__(self, part: slice) -> StepTable:
         numbers = {name: column[part] for name, column in self.numbers.items()}
@@ -85,10 +79,12 @@ class RequestTable:
     segments: list[tuple[tuple[float, int, int], ...]]
 
     @classmethod
-    def of(cls, rows: Sequence[RequestRow]) -> RequestTable:
+    def of(cls, rows: Collection[RequestRow]) -> RequestTable:
         """Columns of ``rows``."""
-        others = (_column(rows, name) for name in ("reason", "client_id", "segments"))
-        return cls(_REQUEST.numbers(rows), *others)
+        if isinstance(rows, RequestRows):
+            return cls(_REQUEST.of_packed(rows.packed), rows.reason, rows.client_id, rows.segments)
+        others = ([row.reason for row in rows], [row.client_id for row in rows], [row.segments for row in rows])
+        return cls(_REQUEST.of_rows(rows), *others)
 
     def __len__(self) -> int:
         return len(self.reason)
@@ -151,14 +147,14 @@ class RowsToColumns:
     def stall_table(self, table: StallTable) -> None:
         """A batch of stalls."""
 
-    def steps(self, rows: Sequence[StepRow]) -> None:
+    def steps(self, rows: Collection[StepRow]) -> None:
         """Rows of steps."""
-        if rows:
+        if len(rows):
             self.step_table(StepTable.of(rows))
 
-    def requests(self, rows: Sequence[RequestRow]) -> None:
+    def requests(self, rows: Collection[RequestRow]) -> None:
         """Requests, in order of their end."""
-        if rows:
+        if len(rows):
             self.request_table(RequestTable.of(rows))
 
     def stalls(self, rows: Sequence[Stall]) -> None:

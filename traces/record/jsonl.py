@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +24,11 @@ class JsonlSink:
     def __init__(self, path: Path | str) -> None:
         self._file = Path(path).open("w", encoding="utf-8", newline="\n")  # noqa: SIM115 (close closes it)
 
-    def steps(self, rows: Sequence[StepRow]) -> None:
+    def steps(self, rows: Collection[StepRow]) -> None:
         """Rows of steps."""
         self._write("step", rows)
 
-    def requests(self, rows: Sequence[RequestRow]) -> None:
+    def requests(self, rows: Collection[RequestRow]) -> None:
         """Requests, in order of their end."""
         self._write("request", rows)
 
@@ -40,7 +40,7 @@ class JsonlSink:
         """Close the file."""
         self._file.close()
 
-    def _write(self, kind: str, rows: Sequence[tuple[Any, ...]]) -> None:
+    def _write(self, kind: str, rows: Collection[tuple[Any, ...]]) -> None:
         if not rows:
             return
         names = ("row", *_KINDS[kind]._fields)

@@ -11,7 +11,8 @@ from policies.core.plan import Chunk, Decode, Finish, Load, QuietRun, StepPlan, 
 from policies.core.protocols import Policy
 from policies.core.request import Request, RequestId
 from traces.record.live import Live
-from traces.record.schema import RecordSink, StepRow
+from traces.record.packed import RequestPacker, StepPacker
+from traces.record.schema import RecordSink
 
 _BATCH: Final = 16_384
 _NOTES: Final = 400
@@ -21,12 +22,6 @@ _STEP: Final = 2
 _FINISH: Final = 3
 _ALL: Final = Decode.ALL
 _NONE: Final = Decode.NONE
-_STEPS: Final = StepRow._fields.index("steps")
-_END_S: Final = StepRow._fields.index("end_s")
-_WAITING: Final = StepRow._fields.index("waiting")
-_SWAPPED: Final = StepRow._fields.index("swapped")
-_EMITTING: Final = StepRow._fields.index("emitting")
-_LIMITED_BY: Final = StepRow._fields.index("limited_by")
 
 
 class Recorder:
@@ -56,10 +51,9 @@ class Recorder:
         self._num_late_frees = 0
         self._last_emit_s = 0.0
         self._ordinal = 0
-        self._steps: list[Any] = []
-        self._requests: list[Any] = []
+        self._row = StepPacker()
+        self._requests = RequestPacker()
         self._stalls: list[Any] = []
-        self._row: list[Any] = []
         self._run: QuietRun | None = None
         self._load = Load(0, 0, 0, 0, 0, 0, (), 0, 0)
         self._decodes = False
@@ -215,44 +209,52 @@ class Recorder:
     # -- results -----------------------------------------------------------------------------------------------------
 
     def _step(self, plan: StepPlan, result: StepResult) -> None:
-        step, start_s, end_s, steps, finished, run, first, _, emitted = result[:9]
+        # One by one and by place: compiled, that is the cheapest way into a tuple.
+        end_s, steps, run, first, emitted = result[2], result[3], result[5], result[6], result[8]
         if emitted:
             self._drop(emitted)
-        load, chunks = self._load, plan.chunks
-        emitting = load.emitting - self._num_gone if self._decodes else 0
+        load, chunks, row = self._load, plan[6], self._row
+        emitting = load[7] - self._num_gone if self._decodes else 0
         if run is not None and run is self._run and not self._stragglers and self._is_like_before(plan, emitting):
-            self._row[_STEPS] += steps
-            self._row[_END_S] = end_s
+            row.steps += steps
+            row.end_s = end_s
         else:
             self._run = run
+            row.begin()
+            row.step, row.steps, row.start_s, row.end_s = result[0], steps, result[1], end_s
+            num_seqs = plan.num_seqs
             if run is None:
-                first, sum_context, anchor = -1, plan.sum_context, (start_s, 0.0, 0.0, 0, plan.num_seqs)
+                row.first, row.sum_context = -1, plan.sum_context
+                row.anchor_s, row.base_s, row.slope_s, row.anchor_context = result[1], 0.0, 0.0, 0
             else:
-                sum_context, anchor = run.sum_context + first * run.num_seqs, run
-            irregular = moved = num_emits = chunk_tokens = 0
+                anchor_s, base_s, slope_s, context, num_seqs = run
+                row.anchor_s, row.base_s, row.slope_s, row.anchor_context = anchor_s, base_s, slope_s, context
+                row.first, row.sum_context = first, context + first * num_seqs
+            row.num_seqs, row.num_tokens, row.emitting = num_seqs, plan.num_tokens, emitting
+            row.irregular = 0
             if self._stragglers and emitting:
-                irregular = self._release_stragglers(run.end_s(first + 1) if run else end_s)
+                row.irregular = self._release_stragglers(run.end_s(first + 1) if run else end_s)
+            row.moved_bytes = 0
             if plan.transfers:
-                moved = sum([len(transfer.src) for transfer in plan.transfers]) * self._block_bytes
+                row.moved_bytes = sum([len(transfer.src) for transfer in plan.transfers]) * self._block_bytes
+            num_emits = chunk_tokens = 0
             for request_id, _, num_tokens, emits in chunks:
-                num_emits += emits and request_id in self._live and emitted.get(request_id, 1)
+                if emits and request_id in self._live:
+                    num_emits += emitted.get(request_id, 1) if emitted else 1
                 chunk_tokens += num_tokens
-            # A StepRow: a QuietRun lies in it from anchor_s to num_seqs, parts of a Load from waiting to stored_tokens
-            # and from phase to residues.
-            self._row = row = [
-                step, steps, start_s, end_s, first, *anchor, plan.num_tokens, sum_context, emitting, irregular,
-                num_emits, chunk_tokens, self._last_emit_s, load[0], load[1] - self._num_ended, *load[2:5],
-                moved, plan.limited_by, *load[5:7],
-            ]  # fmt: skip
-            self._steps.append(row)
+            row.chunk_emits, row.chunk_tokens = num_emits, chunk_tokens
+            row.previous_emit_s = self._last_emit_s
+            row.waiting, row.running, row.swapped = load[0], load[1] - self._num_ended, load[2]
+            row.free_blocks, row.stored_tokens, row.phase, row.residues = load[3], load[4], load[5], load[6]
+            row.limited_by = plan.limited_by
         if emitting:
             self._last_emit_s = end_s
             self._ordinal += steps
         if chunks:
             self._emit_chunks(plan, end_s, emitted, alone=not emitting)
-        if self._at_batch_end and finished:
+        if self._at_batch_end:
             # Their clients learn of it later, and other rows go on decoding until then.
-            for finish in finished:
+            for finish in result.finished:
                 live = self._live.get(finish.id)
                 if live is not None and live.decoding:
                     self._stop_decoding(live)
@@ -261,10 +263,10 @@ class Recorder:
         """True if a step of the same run belongs to the current row."""
         row, load = self._row, self._load
         same: bool = (
-            load.waiting == row[_WAITING]
-            and load.swapped == row[_SWAPPED]
-            and emitting == row[_EMITTING]
-            and plan.limited_by == row[_LIMITED_BY]
+            load[0] == row.waiting
+            and load[2] == row.swapped
+            and emitting == row.emitting
+            and plan.limited_by == row.limited_by
         )
         return same
 
@@ -350,26 +352,18 @@ class Recorder:
         return decode is _ALL or (not isinstance(decode, Decode) and request_id in decode)
 
     def _write(self, live: Live, finish_s: float, reason: str, output_tokens: int) -> None:
-        if len(self._requests) >= _BATCH or len(self._steps) >= _BATCH:
+        if self._requests.num_rows >= _BATCH or self._row.num_closed >= _BATCH:
             self._flush()
-        request = live.request
-        self._requests.append((
-            request.id, request.arrival_s, live.first_scheduled_s, live.first_token_s, finish_s, reason,
-            request.prompt_tokens, output_tokens, request.priority, request.client_id, live.recomputes, live.swaps,
-            live.recomputed, live.waited_s, live.hit_new, live.hit_resumed, live.segments,
-        ))  # fmt: skip
+        self._requests.add(live, finish_s, reason, output_tokens)
 
     def _flush(self, *, last: bool = False) -> None:
         """Hand over what there is; the current row of steps, which may still grow, only as the ``last``."""
-        steps = self._steps
-        self._steps = [] if last else steps[-1:]
-        if not last:
-            del steps[-1:]
+        steps, requests = self._row.take(last=last), self._requests.take()
         for sink in self._sinks:
             sink.steps(steps)
-            sink.requests(self._requests)
+            sink.requests(requests)
             sink.stalls(self._stalls)
-        self._requests, self._stalls = [], []
+        self._stalls = []
 
     def close(self, now_s: float) -> None:
         """The run is over: what still runs or waits is unfinished."""

@@ -6,7 +6,7 @@ number waiting or swapped, or the limiting cause changes. Cuts do not depend on 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple, Protocol
 
 
@@ -96,10 +96,10 @@ class Stall(NamedTuple):
 class RecordSink(Protocol):
     """Receives the record in batches, in order; ``close`` comes last."""
 
-    def steps(self, rows: Sequence[StepRow]) -> None:
+    def steps(self, rows: Collection[StepRow]) -> None:
         """Rows of steps."""
 
-    def requests(self, rows: Sequence[RequestRow]) -> None:
+    def requests(self, rows: Collection[RequestRow]) -> None:
         """Requests, in order of their end."""
 
     def stalls(self, rows: Sequence[Stall]) -> None:

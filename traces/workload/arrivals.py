@@ -33,7 +33,8 @@ def gamma_arrivals(rate_per_s: float, cv: float, random_stream: Random) -> Itera
 
 def constant_arrivals(rate_per_s: float) -> Iterator[float]:
     """One request each ``1 / rate_per_s`` seconds, the first at 0."""
-    return (number / rate_per_s for number in count())
+    for number in count():
+        yield number / rate_per_s
 
 
 def shaped_arrivals(
