@@ -72,7 +72,7 @@ def without_wall(summary: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_json_has_the_documented_keys_and_no_others() -> None:
-    summary = summary_of(*chat(1, 60))
+    summary = summary_of(*chat(1, 60), "--policy", "vllm-0.33")
     assert {name for name, value in summary.items() if not isinstance(value, dict)} == VALUES | {"notes"}
     assert {name for name, value in summary.items() if isinstance(value, dict)} == BLOCKS.keys() | OPEN_BLOCKS
     for name, keys in BLOCKS.items():
@@ -177,8 +177,8 @@ def test_a_folder_that_is_not_empty_is_refused_before_anything_is_read() -> None
 
 def test_the_table_tells_what_was_assumed_and_what_became_of_the_requests() -> None:
     Path("own.csv").write_text(own_csv((0, 100, 50), (1, 3000, 2000), (2, 5000, 1)))
-    stdout = batchscope("run", "--trace", "own.csv").stdout
-    assert "vllm-0.11, llama-2-7b on a100-80gb (server-simulated)\n" in stdout
+    stdout = batchscope("run", "--trace", "own.csv", "--policy", "vllm-0.33").stdout
+    assert "vllm-0.33, llama-2-7b on a100-80gb (server-simulated)\n" in stdout
     assert "2 of 3 finished, 1 rejected\n" in stdout
     assert "reasons: length 1, prompt_too_long 1, stop 1\n" in stdout
     assert f"note: {NO_HOST_TERM}\n" in stdout

@@ -160,7 +160,7 @@ def test_host_time_of_2023_is_that_of_the_overheads_measured(shared_data: Path) 
                 measured_ms += float(row["ray_comm_time_mean"]) if tp > 1 else 0.0
                 ratios.append(1e3 * host.at(int(row["batch_size"])) / measured_ms)
         assert statistics.median(ratios) == pytest.approx(1, abs=0.1)
-    assert host_term(preset("vllm-0.11"), 1) == HostTerm()
+    assert host_term(preset("vllm-0.33"), 1) == HostTerm()
 
 
 class Measured(NamedTuple):

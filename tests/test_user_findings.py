@@ -115,11 +115,12 @@ def test_waves_are_never_faster_than_a_closed_loop(preset: str, seed: int) -> No
 
 
 def test_more_rows_start_sooner_and_run_slower_at_the_same_throughput() -> None:
+    """The same but for the host's time of a step, which more rows share."""
     runs = [max_num_seqs(limit) for limit in SEQS]
     for fewer, more in pairwise(runs):
         assert more["ttft_mean_ms"] < fewer["ttft_mean_ms"]
         assert more["tpot_mean_ms"] > fewer["tpot_mean_ms"]
-        assert more["req_s"] == pytest.approx(fewer["req_s"], rel=0.01)
+        assert fewer["req_s"] * 0.99 < more["req_s"] < fewer["req_s"] * 1.04
 
 
 def test_an_engine_that_plans_ten_steps_at_once_streams_ten_tokens_at_once() -> None:
