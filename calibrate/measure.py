@@ -37,6 +37,8 @@ _HOST_WORKLOAD = {
 """Clients in a closed loop: each has a request of few tokens under way all the time."""
 
 _SEED = 0
+_BARE_VISITS = 3
+"""A round times steps without attention, and the head, so often: all terms rest on these few points."""
 
 
 class Session:
@@ -47,13 +49,13 @@ class Session:
     """
 
     def __init__(self, machine: Machine, config: RunConfig, options: Options) -> None:
-        from calibrate.measure_steps import StepTimer
+        from calibrate.measure_steps import StepTimer, SwapTimer
         from gpu_backend.executor import make_cache
 
         self.machine, self._config, self._options = machine, config, options
         setup = prepare_on(machine, config)
         self._parameters = parameters = setup.parameters
-        self._cache = cache = make_cache(machine.model, setup.policy)
+        cache = make_cache(machine.model, setup.policy)
         cache.blocks_NL2KSD.normal_(std=0.02)
         self._block_bytes = setup.shape.block_bytes(setup.policy.kv.block_size)
         self._timer = StepTimer(machine.model, cache, parameters.max_num_seqs, graphs=options.graphs)
@@ -65,9 +67,9 @@ class Session:
         )
         self.steps: dict[Step, list[float]] = {}
         self._heads: dict[int, list[float]] = {}
-        self._swaps: dict[int, list[float]] = {
-            blocks: [] for blocks in _SWAPPED_BLOCKS if blocks <= cache.num_blocks
-        }
+        swaps = [blocks for blocks in _SWAPPED_BLOCKS if blocks <= cache.num_blocks]
+        self._swap_timer = SwapTimer(cache, swaps[-1])
+        self._swaps: dict[int, list[float]] = {blocks: [] for blocks in swaps}
         self._hosts: dict[int, list[float]] = {}
         self.rounds = 0
         self._draw = random.Random(_SEED)
@@ -79,24 +81,22 @@ class Session:
             began = time.perf_counter()
             self._timer.seconds(step)
             self._timer.seconds(step)
-            round_s += (time.perf_counter() - began) / 2
+            round_s += (time.perf_counter() - began) / 2 * _visits(step)
             if level and round_s * (LEAST_ROUNDS + 2) > budget_s:
                 break
             self.steps[step] = []
         self._heads = {len(step.contexts): [] for step in self.steps if step.bare and step.contexts}
 
     def round(self) -> None:
-        """Every point once, in an order of its own."""
-        from calibrate.measure_steps import swap_seconds
-
-        order = list(self.steps)
+        """Every point, in an order of its own."""
+        order = [step for step in self.steps for _ in range(_visits(step))]
         self._draw.shuffle(order)
         for step in order:
             self.steps[step].append(self._timer.seconds(step))
         for rows, times in self._heads.items():
-            times.append(self._timer.head_seconds(rows))
+            times += [self._timer.head_seconds(rows) for _ in range(_BARE_VISITS)]
         for blocks, times in self._swaps.items():
-            times.append(swap_seconds(self._cache, blocks))
+            times.append(self._swap_timer.seconds(blocks))
         self.rounds += 1
 
     def host_round(self) -> None:
@@ -128,6 +128,10 @@ class Session:
         )
         rows = tuple(rows_of(timed, shape.layers, self._block_bytes))
         return Profile(shape.name, card, 1, today, {SOURCE: origin}, rows)
+
+
+def _visits(step: Step) -> int:
+    return _BARE_VISITS if step.bare else 1
 
 
 def _middles(times: Mapping[Any, Sequence[float]], middle: Middle) -> dict[Any, float]:

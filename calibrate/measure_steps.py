@@ -130,14 +130,20 @@ class StepTimer:
         )
 
 
-def swap_seconds(cache: KvCache, num_blocks: int) -> float:
-    """Device time of one transfer of that many consecutive blocks to the host."""
-    from gpu_backend.swap import SwapPool
-    from policies.core.plan import Transfer
+class SwapTimer:
+    """Times transfers of up to ``num_blocks`` consecutive blocks to host memory."""
 
-    pool = SwapPool(num_blocks, cache)
-    blocks = tuple(range(num_blocks))
-    pool.start([Transfer(0, 0, "out", blocks, blocks, True)])
-    pool.wait()
-    (moved,) = pool.done()
-    return moved.seconds
+    def __init__(self, cache: KvCache, num_blocks: int) -> None:
+        from gpu_backend.swap import SwapPool
+
+        self._pool = SwapPool(num_blocks, cache)
+
+    def seconds(self, num_blocks: int) -> float:
+        """Device time of one transfer out."""
+        from policies.core.plan import Transfer
+
+        blocks = tuple(range(num_blocks))
+        self._pool.start([Transfer(0, 0, "out", blocks, blocks, True)])
+        self._pool.wait()
+        (moved,) = self._pool.done()
+        return moved.seconds
