@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gpu_backend.traffic import GiveUp, Send, Traffic
 from sim.replay import replay_events
 from tests.real_time import Lengths, drive
-from tests.variants import VARIANTS, Size
+from tests.variants import VARIANTS, Size, Variant
 from traces.record.events import EVENTS_NAME, read_events
 from traces.workload.rows import TraceRow
 
@@ -62,6 +62,22 @@ def test_any_policy_runs_on_any_crowd_and_replays(
 
 
 FIVE = [TraceRow(0.01 * number, 4 + number, 12) for number in range(5)]
+
+
+def test_refusals_at_the_door_are_replayed(tmp_path: Path) -> None:
+    options = {"max_concurrent_requests": 2, "max_waiting_tokens": 6}
+    full = Variant("tgi", "tgi-3", "slots", options)
+    path = tmp_path / EVENTS_NAME
+    drive(full, SIZE, FIVE, events=path)
+    refused = [line["refused"] for line in read_events(path) if line["type"] == "arrival"]
+    assert set(refused) == {None, "overloaded"}
+    for limit, differs in ((2, False), (3, True)):
+        services, lengths = Lengths(), dict[int, int]()
+        services.lengths = lengths
+        fresh = full._replace(overrides={**options, "max_concurrent_requests": limit}).build(SIZE, services)
+        difference = replay_events(read_events(path), fresh, lengths).difference
+        assert (difference is not None) == differs
+    assert difference == 'request 2 at the door: recorded "overloaded", replayed nothing'
 
 
 def test_a_run_ends_at_its_time() -> None:

@@ -92,6 +92,19 @@ def test_runs_without_decisions_are_compared_by_their_metrics() -> None:
     assert "+0.0 %" in ended.stdout
 
 
+def test_an_engine_that_dies_dies_again_in_the_replay() -> None:
+    Path("three.csv").write_text(own_csv((0, 30, 60), (0, 30, 60), (0, 30, 60)))
+    small = settings(
+        engine__num_gpu_blocks=8, engine__max_model_len=100, engine__swap_space_bytes=0, engine__faithful=True
+    )
+    work = ("--trace", "three.csv", "--policy", "vllm-0.6-swap", *small, "--out", "dead", "--no-report")
+    ended = batchscope(*TINY, *work)
+    assert ended.exit_code == 3
+    assert ended.stderr.startswith("batchscope: engine_died: no CPU swap space for request 2; ")
+    assert "status: engine_died\n0 of 3 finished, 3 unfinished\n" in ended.stdout
+    assert batchscope("diff", "dead").stdout.startswith("first differing decision: none (3 plans, ")
+
+
 SLOW = ("workload.generator=closed-loop", "workload.concurrency=4", "workload.num_requests=4000")
 LENGTHS = ('workload.prompt={dist="fixed",value=20}', 'workload.output={dist="fixed",value=60}')
 

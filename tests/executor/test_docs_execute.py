@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -34,3 +35,13 @@ def test_every_file_is_named() -> None:
     assert ended.exit_code == 0, ended.stderr
     known = {"run.toml", "digest.json", "report.html"}  # as in docs/reports.md
     assert [path.name for path in sorted(Path("run").iterdir()) if path.name not in known and path.name not in TEXT] == []
+
+
+@pytest.mark.usefixtures("in_empty_folder")
+def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    (code,) = re.findall(r"^```python\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
+    lengths = 'prompt = { dist = "fixed", value = 5 }\noutput = { dist = "fixed", value = 3 }\n'
+    Path("run.toml").write_text(f'[workload]\ngenerator = "constant"\nrate_per_s = 50\nnum_requests = 2\n{lengths}')
+    exec(code.replace("15m", "tiny"), {})
+    assert "prompt_tokens" in capsys.readouterr().out
+    assert Path("runs/real/summary.json").exists()
