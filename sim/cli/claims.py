@@ -10,15 +10,16 @@ import click
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from sim.explore.claims import Row
+    from sim.explore.claims import Audit, Row
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("ids", metavar="[ID]...", nargs=-1)
 @click.option("--list", "only_list", is_flag=True, help="List the claims; run nothing.")
+@click.option("--execute", is_flag=True, help="Run slots-8 and slots-32 on the real executor (needs torch; minutes).")
 @click.option("--out", metavar="FILE", help="Where the page goes.  [default: runs/claims-N.html]")
 @click.option("--json", "as_json", is_flag=True, help="Print the audit as JSON; without --out write no page.")
-def claims(ids: tuple[str, ...], only_list: bool, out: str | None, as_json: bool) -> None:
+def claims(ids: tuple[str, ...], only_list: bool, execute: bool, out: str | None, as_json: bool) -> None:
     """Audit headline claims about continuous batching: set each up, simulate it, and say what the hardware allows.
 
     Verdicts (reproduced, baseline-dependent, false, impossible, undecidable) follow from the runs by a stated rule. All
@@ -38,15 +39,20 @@ def claims(ids: tuple[str, ...], only_list: bool, out: str | None, as_json: bool
         return
     if out is not None:
         check_page(out)
-    found = audit(ids, progress=_progress)
+    found = audit(ids, execute=execute, progress=_progress)
     _clear()
     if as_json:
         click.echo(json.dumps(found.to_dict(), indent=2, allow_nan=False))
     else:
         click.echo("\n\n".join(in_words(row) for row in found.rows))
-        click.echo(f"\n{counted(found)} Simulated; published figures are named as such.")
+        click.echo(f"\n{counted(found)} {_how(found)}; published figures are named as such.")
     if out is not None or not as_json:
         click.echo(f"report: {found.report(out if out is not None else _next_page())}", err=as_json)
+
+
+def _how(found: Audit) -> str:
+    measured = [row.claim.id for row in found.rows if row.side == "server-measured"]
+    return f"Simulated, but for {', '.join(measured)}, which the executor ran" if measured else "Simulated"
 
 
 def in_words(row: Row) -> str:
@@ -67,7 +73,9 @@ def in_words(row: Row) -> str:
     ]
     lines = [claim.id]
     for name, text in parts:
-        lines += wrap(f"{name}: {text}", 116, initial_indent="  ", subsequent_indent="      ")
+        lines += wrap(
+            f"{name}: {text}", 116, initial_indent="  ", subsequent_indent="      ", break_on_hyphens=False
+        )
     for table in audited.tables:
         lines += ["", f"  {table.caption}"]
         lines += [f"  {line}" for line in render(table.header, table.rows).splitlines()]

@@ -65,7 +65,7 @@ def in_words(found: Diagnosis) -> str:
     summary = found.view.summary
     lines = [f"{summary['preset']}, {summary['model']} on {summary['hardware']} ({summary['side']})", ""]
     for sentence in found.finding:
-        lines += wrap(sentence, 110)
+        lines += wrap(sentence, 110, break_on_hyphens=False)
     for table in (life_table(found), evidence_table(found), limits_table(found), gaps_table(found)):
         if table.rows:
             lines += ["", table.caption, _rendered(table)]

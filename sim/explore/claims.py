@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from policies.core.errors import UserError, closest
 from sim.explore.claims_bounds import BOUND_CLAIM, CLOSED_LOOP_CLAIM
-from sim.explore.claims_case import VERDICTS, Audited, Claim, Ruling, Runner, Tables, simulated
+from sim.explore.claims_case import VERDICTS, Audited, Claim, Ruling, Runner, Tables, executed, simulated
 from sim.explore.claims_latency import ORCA_CLAIM, PAGED_CLAIM
 from sim.explore.claims_memory import MEMORY_CLAIMS
 from sim.explore.claims_slots import SLOT_CLAIMS, SPREAD_CLAIM
@@ -32,11 +32,13 @@ Progress = Callable[[int, int, str], None]
 
 
 class Row(NamedTuple):
-    """A claim and what came of it; ``costs`` names the cost models that timed its runs, and their error."""
+    """A claim and what came of it; ``costs`` names the cost models that timed its runs, with their error, or says that
+    they were executed, and so does ``side`` (as in ``summary.json``)."""
 
     claim: Claim
     audited: Audited
     costs: tuple[str, ...] = ()
+    side: str = "server-simulated"
 
     @property
     def ruling(self) -> Ruling:
@@ -71,19 +73,38 @@ class Audit:
         return table_html(verdict_table(self))
 
 
-def claims(ids: Sequence[str] = (), *, run: Runner = simulated, progress: Progress | None = None) -> Audit:
-    """Audit the claims of these ids, or all. ``run`` runs each configuration: the simulator, or whatever gives the
-    ``summary.json`` of a RUN.toml. Raises a UserError for an unknown id."""
+def claims(
+    ids: Sequence[str] = (), *, run: Runner = simulated, execute: bool = False, progress: Progress | None = None
+) -> Audit:
+    """Audit the claims of these ids, or all.
+
+    ``run`` runs each configuration: the simulator, or whatever gives the ``summary.json`` of a RUN.toml. With
+    ``execute`` those that any model can show are run on the real executor instead, which needs torch. Raises a
+    UserError for an unknown id, or one that cannot be executed.
+    """
     chosen = [_claim(claim_id) for claim_id in dict.fromkeys(ids)] or list(CLAIMS.values())
+    if execute and ids:
+        _check_executable(chosen)
     rows = []
     for number, claim in enumerate(chosen, 1):
         if progress is not None:
             progress(number, len(chosen), claim.id)
         known: dict[str, None] = {}
-        audited = claim.audit(_noting(run, known))
+        if execute and claim.execute is not None:
+            audited, side = claim.execute(executed), "server-measured"
+            known["run on the executor, whose model and device do not matter here"] = None
+        else:
+            audited, side = claim.audit(_noting(run, known)), "server-simulated"
         assert audited.ruling.verdict in VERDICTS
-        rows.append(Row(claim, audited, tuple(known)))
+        rows.append(Row(claim, audited, tuple(known), side))
     return Audit(tuple(rows))
+
+
+def _check_executable(chosen: Sequence[Claim]) -> None:
+    refused = [claim.id for claim in chosen if claim.execute is None]
+    if refused:
+        able = ", ".join(claim.id for claim in CLAIMS.values() if claim.execute is not None)
+        raise UserError(f"claim {refused[0]!r}: is about a model and a card, and simulated; executed are {able}")
 
 
 def _noting(run: Runner, known: dict[str, None]) -> Runner:
@@ -124,5 +145,5 @@ def _row_dict(row: Row) -> dict[str, Any]:
         "step_times": list(row.costs),
         "rule": claim.rule,
         "notes": list(audited.notes),
-        "side": "server-simulated",
+        "side": row.side,
     }

@@ -59,13 +59,24 @@ class Audited(NamedTuple):
 
 class Claim(NamedTuple):
     """A claim to audit: ``says`` what is claimed, ``setup`` what is run, as (what, how), ``rule`` how figures become a
-    verdict. ``audit`` runs it."""
+    verdict. ``audit`` runs it; ``execute`` does, too, in fewer runs, by an executor on whatever model and device it has
+    (None: the claim is about a model or a card)."""
 
     id: str
     says: str
     setup: Sequence[tuple[str, str]]
     rule: str
     audit: Callable[[Runner], Audited]
+    execute: Callable[[Runner], Audited] | None = None
+
+
+def executed(tables: Tables) -> dict[str, Any]:
+    """Run a configuration on the real executor, with the smallest model. Needs torch."""
+    from importlib import import_module
+
+    # The executor's front end stands above the simulator, which loads it by name as its command line does.
+    summary: dict[str, Any] = import_module("calibrate.execute_claims").executed(tables)
+    return summary
 
 
 def simulated(tables: Tables) -> dict[str, Any]:

@@ -291,7 +291,7 @@ def _orca(system: str) -> dict[str, dict[str, object]]:
         },
         "engine": {"preset": system},
         "model": {"name": "gpt-3-175b"},
-        "hardware": {"name": "a100-80gb", "tp": 8},
+        "hardware": {"name": "a100-80gb", "tp": 8, "host_term": False},
     }
 
 

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 _INTRO = (
     "What posts and papers claim about continuous batching, set up as its authors describe it, simulated, and held"
     " against what the hardware can do at all. Each verdict follows from the figures of these runs by the rule that"
-    " stands beside it. Everything here is simulated or computed; published figures are named as such."
+    " stands beside it. Everything here is simulated or computed unless it says that it was executed; published figures"
+    " are named as such."
 )
 
 

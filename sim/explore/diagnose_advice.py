@@ -7,6 +7,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from policies.core.errors import ConfigError
+from policies.presets import preset
 from sim.api import Setup
 from sim.config import RunConfig, config_from_tables
 from sim.costs.load import is_shipped
@@ -42,8 +43,6 @@ def changed(config: RunConfig, advice: Advice) -> RunConfig:
 
     Another preset keeps the keys that it knows; ``num_gpu_blocks`` and ``gpu_memory_utilization`` replace each other.
     """
-    from policies.presets import preset
-
     tables = {name: dict(table) for name, table in config.to_dict().items()}
     changes = dict(advice.changes)
     if "engine.preset" in changes:
@@ -229,11 +228,11 @@ def _shorter_limit(setup: Setup) -> Iterator[Advice]:
 
 
 def _paged(setup: Setup) -> Iterator[Advice]:
-    """Presets without host terms alone, so that the engines' speed is the same."""
+    """In place of presets without host terms alone, and without that of vLLM, so that the engines are as fast."""
     if setup.costs.host.at(1) or setup.parameters.custom is not None:
         return
     if setup.parameters.preset.delivery == "batch_end" or setup.parameters.preset.blocks in ("slot", "reserved"):
-        changes = (("engine.preset", "vllm-0.11"),)
+        changes = (("engine.preset", "vllm-0.11"), ("hardware.host_term", False))
         text = "continuous batching with paged KV cache (vllm-0.11) and the same slots"
         yield Advice("policy", text, "engine", changes)
 
@@ -245,9 +244,9 @@ def _priorities(setup: Setup) -> Iterator[Advice]:
         return
     priorities = {row.priority for row in islice(setup.workload.rows(), _LOOKED_AT)}
     if len(priorities) > 1 and name in _WITH_PRIORITIES:
-        preset = f"{name}-priority"
-        yield Advice("priorities", f"by the requests' priorities ({preset})", "engine", (("engine.preset", preset),))
-    elif name in ("vllm-0.11", "vllm-0.33"):
+        other = f"{name}-priority"
+        yield Advice("priorities", f"by the requests' priorities ({other})", "engine", (("engine.preset", other),))
+    elif name in ("vllm-0.11", "vllm-0.33") and preset("sjf").host == setup.parameters.preset.host:
         text = "shortest answer first (sjf), if answer lengths were known"
         yield Advice("priorities", text, "prediction", (("engine.preset", "sjf"),))
 

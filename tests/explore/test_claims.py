@@ -14,7 +14,7 @@ from policies.core.errors import RunError, UserError
 from sim import claims
 from sim.explore.claims import CLAIMS, Audit
 from sim.explore.claims_bounds import GroupFigures, LevelFigures, judge_70b, judge_closed_loop
-from sim.explore.claims_case import VERDICTS, Ruling, simulated
+from sim.explore.claims_case import VERDICTS, Ruling, Tables, executed, simulated, trace_of
 from sim.explore.claims_latency import (
     CaseFigures,
     LevelRatio,
@@ -201,6 +201,21 @@ def test_claims_are_run_by_whatever_runs_a_run_toml() -> None:
     found = claims(["c32"], run=runner)
     assert found["c32"].ruling == audit()["c32"].ruling
     assert [tables["workload"]["concurrency"] for tables in asked] == [1, 4, 8, 16, 32]
+
+
+def test_an_executed_batch_wastes_the_slots_of_a_simulated_one() -> None:
+    pytest.importorskip("torch")
+    with trace_of([(4, 3), (4, 3), (4, 3), (4, 24)]) as path:
+        tables: Tables = {"workload": {"trace": path}, "engine": {"preset": "ft-static", "max_num_seqs": 4}}
+        measured, expected = executed(tables), simulated(tables)
+    assert measured["side"] == "server-measured"
+    assert measured["steps"]["slot_waste"] == expected["steps"]["slot_waste"] == pytest.approx(1 - 33 / 96)
+    assert measured["steps"]["count"] == expected["steps"]["count"] == 24
+
+
+def test_a_claim_about_a_card_is_not_executed() -> None:
+    with pytest.raises(UserError, match="executed are slots-8, slots-32"):
+        claims(["c32"], execute=True)
 
 
 def test_it_says_what_timed_the_steps() -> None:
