@@ -1,8 +1,8 @@
 """The simulated world and the command line.
 
 ``from sim import simulate`` runs one configuration, ``sweep`` many that differ in some keys; ``capacity`` finds the
-most load that keeps stated limits, ``diagnose`` says what limits a run and what helps, ``claims`` audits headline claims
-about continuous batching.
+most load that keeps stated limits, ``diagnose`` says what limits a run and what helps, ``claims`` audits headline
+claims about continuous batching.
 """
 
 from __future__ import annotations

@@ -84,6 +84,7 @@ def _markers(name: str, symbol: str, colour: str, some: list[tuple[CurvePoint, f
         **{"type": "scatter", "mode": "markers", "name": name, "x": _short([value for _, value in some])},
         "y": _short([point.output_tokens_per_s for point, _ in some]),
         "marker": {"color": colour, "symbol": symbol, "size": size},
+        "line": {"color": colour},
         "text": [_hover(point) for point, _ in some],
         "hovertemplate": "%{text}<extra></extra>",
     }

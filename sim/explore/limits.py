@@ -79,13 +79,12 @@ class Limit(NamedTuple):
 
 def parse_limit(text: str, where: str = "--slo") -> Limit:
     """The limit that a text states; raises ConfigError."""
-    compact = text.replace(" ", "").replace("<=", "=", 1) if "=" in text else text
-    name, equals, rest = compact.partition("=")
-    if not equals or not rest:
+    stated, at, prompts = text.replace(" ", "").partition("@")
+    name, equals, value = stated.replace("<=", "=", 1).partition("=")
+    if not equals or not value:
         raise ConfigError(f"{where} {text}: {_EXAMPLE}")
     if name not in NAMES:
         raise ConfigError(f"{where} {text}: '{name}' is no latency with a statistic; {_EXAMPLE}{closest(name, NAMES)}")
-    value, at, prompts = rest.partition("@")
     matched = _LIMIT.fullmatch(value)
     if matched is None or (float(matched[1]) <= 0 and not matched[2]):
         raise ConfigError(f"{where} {text}: '{value}' is no limit in seconds; {_EXAMPLE}")

@@ -44,6 +44,7 @@ def sweep(
     spec = source if isinstance(source, SweepSpec) else load_sweep(source, overrides)
     where = Where(jobs, ray, dask)
     where.check()
+    points: list[Settings] = [] if spec.method == "search" else list(spec.points())
     with ExitStack() as stack:
         folder = None if out is None else Path(out)
         journal = None if folder is None else stack.enter_context(Journal(folder, base_text(spec)))
@@ -51,13 +52,11 @@ def sweep(
         run = stack.enter_context(workers(where, keeper.total))
         if spec.method == "search":
             search = Search(spec, folder)
-            points: list[Settings] = []
             for generation in search.generations():
                 keeper.run(run, generation)
                 search.tell([keeper.rows_of(settings) for settings in generation])
                 points += generation
         else:
-            points = list(spec.points())
             keeper.run(run, points)
         results = [PointResult(number, settings, keeper.rows_of(settings)) for number, settings in enumerate(points)]
     return SweepResult(spec, results, folder)
@@ -99,12 +98,24 @@ class _Keeper:
 
 
 def base_text(spec: SweepSpec) -> str:
-    """What lies under every point, with the version of the program and the content of a trace: rows of another one do
-    not belong into the same table."""
-    facts: dict[str, Any] = {"version": VERSION}
+    """What lies under every point, with the version of the program, its cost files and the content of a trace: rows of
+    another one do not belong into the same table."""
+    facts: dict[str, Any] = {"version": VERSION, "costs_sha256": _sha256_of_costs()}
     trace = spec.base.get("workload", {}).get("trace")
     if isinstance(trace, str) and Path(trace).is_file():
         from traces.workload.textfile import sha256_of
 
         facts["trace_sha256"] = sha256_of(trace)
     return toml_document({"batchscope": facts, **spec.base})
+
+
+def _sha256_of_costs() -> str:
+    """Of all shipped cost files together."""
+    import hashlib
+
+    from sim.costs.load import DATA_DIR
+
+    whole = hashlib.sha256()
+    for path in sorted(DATA_DIR.glob("*.json")):
+        whole.update(path.read_bytes())
+    return whole.hexdigest()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from sim.explore.metrics import METRICS
 from sim.explore.space import Range
 from sim.explore.sweep_words import metric_title, value_text
-from sim.report.charts import Figure, Trace, axis, base_layout
+from sim.report.charts import Figure, Trace, axis, base_layout, log_axis
 from sim.report.palette import COLOURS, faded
 
 if TYPE_CHECKING:
@@ -80,13 +80,11 @@ def response(result: SweepResult, name: str, metric: str | None = None) -> Figur
     )
     layout = base_layout(260)
     layout["margin"] = {**layout["margin"], "l": 84}
-    more: dict[str, Any] = {"nticks": 6} if numeric else {"type": "category"}
     if numeric and _is_log(result, name):
-        more["type"] = "log"
-        more["dtick"] = "D2"
-    layout["xaxis"] = axis(f"{name} (log scale)" if "dtick" in more else name, **more)
-    if "dtick" in more:
-        del layout["xaxis"]["rangemode"]
+        layout["xaxis"] = log_axis(name, *_ends(list(place.values())))
+    else:
+        more: dict[str, Any] = {"nticks": 6} if numeric else {"type": "category"}
+        layout["xaxis"] = axis(name, **more)
     layout["yaxis"] = axis("", nticks=5)
     return Figure([trace for trace in traces if trace["x"]], layout)
 
@@ -134,6 +132,11 @@ def _mean(points: Sequence[PointResult], metric: str) -> float:
 
 def _numbers(points: Sequence[PointResult], name: str) -> dict[int, Any]:
     return {point.number: point.settings[name] for point in points}
+
+
+def _ends(values: list[float]) -> tuple[float, float]:
+    """Just beyond the least and the largest."""
+    return min(values) / 1.06, max(values) * 1.06
 
 
 def _is_number(value: object) -> bool:

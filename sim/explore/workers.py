@@ -113,7 +113,7 @@ def _dask(address: str, joblib: Any) -> Iterator[None]:
     """joblib on the Dask cluster whose scheduler is at that address."""
     distributed = needed("distributed", "dask")
     try:
-        client = distributed.Client(address, timeout="10s", set_as_default=False)
+        client = distributed.Client(address, timeout="5s", set_as_default=False)
     except (OSError, ValueError) as error:
         raise UserError(f"--dask {address}: {_first_line(error)}; give the scheduler's address") from None
     with client, joblib.parallel_config(backend="dask", client=client):
