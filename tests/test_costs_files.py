@@ -211,3 +211,12 @@ def test_walks_as_far_as_the_longest_cost_each_sequence(tmp_path: Path) -> None:
     assert more_s == pytest.approx(SHAPE.layers * 1e-6 * 8 * 400, rel=1e-6)
     base_s, slope_s, _ = costs.decode_curve(8, 8, 8 * 500, 900)
     assert base_s + slope_s * 8 * 500 == costs.step_time_s(8, 8, 8 * 500, 900, ())
+
+
+def test_hardware_says_what_was_computed_and_when_it_was_measured() -> None:
+    text = describe_hardware(load_cost_model(model("llama-2-13b"), card("a100-40gb")))
+    assert "generation_attention_perf.parquet (computed from the a100-80gb's)" in text
+    assert "; data: published 2026" in text
+    text = describe_hardware(load_cost_model(model("llama-3.1-8b"), card("rtxpro6000-96gb")))
+    assert "; data: 2026-04-24" in text
+    assert "computed from" not in text

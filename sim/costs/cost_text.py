@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 from policies.core.plan import Chunk
@@ -46,7 +47,8 @@ def _origin(costs: CostModel) -> list[str]:
         *lines,
         "  error of the sum of measured operators, not of measured steps",
         f"  measured up to {file.linear.num_tokens[-1]:,} tokens,"
-        f" {file.decode.num_seqs[-1]} sequences, {file.decode.max_context:,} tokens of context",
+        f" {file.decode.num_seqs[-1]} sequences, {file.decode.max_context:,} tokens of context"
+        + (f"; data: {file.data_date}" if file.data_date else ""),
         *_sources(file.provenance),
     ]
 
@@ -71,16 +73,19 @@ def _sources(provenance: Mapping[str, object]) -> list[str]:
     lines = []
     for term, source in provenance.items():
         inner = source.values() if isinstance(source, Mapping) and "fresh_chunks" in source else (source,)
-        texts = [text for text in map(_source_text, inner) if text]
+        texts = dict.fromkeys(text for text in map(_source_text, inner) if text)
         if texts:
             lines.append(f"  {term + ':':18} {'; '.join(texts)}")
     return lines
 
 
 def _source_text(source: object) -> str:
-    if isinstance(source, Mapping):
-        return str(source.get("origin") or source.get("source") or source.get("method") or "")
-    return str(source)
+    if not isinstance(source, Mapping):
+        return str(source)
+    method = str(source.get("method") or "")
+    computed = re.search(r"computed from the [\w-]+'s", method)
+    text = str(source.get("origin") or source.get("source") or method)
+    return f"{text} ({computed[0]})" if computed else text
 
 
 def _decode(costs: CostModel, batch: int) -> list[str]:

@@ -32,6 +32,7 @@ class CostFile(NamedTuple):
 
     The terms are those of one GPU of ``tp``, without communication. ``kind`` is how they came about: ``calibrated`` on
     measured operators, or ``roofline``; ``band`` then is the range of predicted over measured times of whole batches.
+    ``date`` is that of the fit, ``data_date`` of its measurements.
     ``chunks`` and ``mixed`` take the place of ``prefill`` and ``decode`` where chunks on cached tokens and steps that
     do both were measured, ``host`` that of the preset's host time where steps were measured end to end.
     """
@@ -51,6 +52,7 @@ class CostFile(NamedTuple):
     provenance: Mapping[str, Any]
     band: Mapping[str, float] | None = None
     date: str = ""
+    data_date: str = ""
     chunks: PrefillTable | None = None
     mixed: MixedTerm | None = None
     host: HostTerm | None = None
@@ -95,6 +97,7 @@ def parse_cost_file(data: Any, where: str) -> CostFile:
         held_out=_held_out(reader),
         provenance=reader.mapping("provenance"),
         date=str(reader.get("date")),
+        data_date=str(reader.get("data_date")) if isinstance(data, Mapping) and "data_date" in data else "",
         chunks=_chunks(reader) if reader.has("terms.chunks") else None,
         mixed=_mixed(reader) if reader.has("terms.mixed") else None,
         host=(
