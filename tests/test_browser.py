@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from sim import simulate
+from sim import claims, diagnose, simulate
 from tests.command import CHAT, batchscope
 
 HERE = Path(__file__).parent
@@ -68,6 +68,13 @@ def test_the_page_of_a_run_with_preemptions_limits_and_clients(browser: dict[str
     overrides = ["engine.num_gpu_blocks=150", "slo.ttft_s=0.5", "slo.e2e_s=5", "sim.record=tokens"]
     result = simulate(trace="own.csv", preset="vllm-0.6-swap", overrides=overrides)
     looked_at_and_clean(result.report("page.html"), browser)
+
+
+def test_the_pages_of_a_diagnosis_and_of_claims(browser: dict[str, str]) -> None:
+    overrides = [*CHAT, "workload.rate_per_s=12", "workload.num_requests=200", "engine.num_gpu_blocks=220"]
+    found = diagnose(simulate(preset="vllm-0.6-swap", overrides=overrides))
+    looked_at_and_clean(found.report("diagnosis.html"), browser)
+    looked_at_and_clean(claims(["slots-8", "variable-10x", "llama3-70b", "c32"]).report("claims.html"), browser)
 
 
 def test_a_page_of_100_000_requests_opens_within_two_seconds(browser: dict[str, str]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from typing import NamedTuple
 
@@ -28,7 +28,7 @@ _PROMPT = 16
 _ROUNDING = 0.005
 """A share that is stated in whole percent may be off by half a percent."""
 
-_NO_HOST = {"host_term": False}
+_NO_HOST: Mapping[str, object] = {"host_term": False}
 """One of the two has none measured."""
 
 STATIC, CONTINUOUS = "ft-static", "vllm-0.11"
@@ -184,7 +184,7 @@ def _spread_point(run: Runner, cv: float) -> SpreadPoint:
     law = fixed(_MEAN) if cv == 0 else {"dist": "lognormal", "mean": _MEAN, "cv": cv, "cap": _LONGEST}
     workload = at_once(1_280, fixed(32), law)
     engine = {"max_num_seqs": _SLOTS, "max_model_len": 2_048}
-    tables = {"workload": workload, "hardware": _NO_HOST}
+    tables: dict[str, Mapping[str, object]] = {"workload": workload, "hardware": _NO_HOST}
     static, continuous = (run({**tables, "engine": {"preset": name, **engine}}) for name in (STATIC, CONTINUOUS))
     rates = [of["throughput"]["output_tokens_per_s"] for of in (static, continuous)]
     return SpreadPoint(
