@@ -10,9 +10,10 @@ pytest.importorskip("triton")
 import torch
 
 from gpu_backend import tiles
+from gpu_backend.kernel_reference import LAYER, Heads, attention
 from gpu_backend.ops import Ops, load_ops
 from tests.executor import kernel_cases as cases
-from tests.executor.kernel_cases import DEVICE, DTYPES, HEADS, LAYER, Heads
+from tests.executor.kernel_cases import DEVICE, DTYPES, HEADS
 
 BLOCK_SIZES = (1, 4, 16, 32, 64, 128)
 by_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
@@ -36,7 +37,7 @@ def check_decode(ops: Ops, lengths: list[int], heads: Heads, block_size: int, dt
     contexts = torch.tensor(lengths, dtype=torch.int32, device=DEVICE)
     got = ops.decode_attention(q, memory.cache, LAYER, memory.tables, contexts)
     expected = [
-        cases.attention(q[row : row + 1], memory.keys[row], memory.values[row], length - 1)
+        attention(q[row : row + 1], memory.keys[row], memory.values[row], length - 1)
         for row, length in enumerate(lengths)
     ]
     cases.check_close(got, torch.cat(expected), dtype)
@@ -96,7 +97,7 @@ def check_prefill(ops: Ops, chunks: list[tuple[int, int]], heads: Heads, block_s
     longest = max(length for _, length in chunks)
     got = ops.prefill_attention(q, memory.cache, LAYER, memory.tables, starts, cu, longest)
     expected = [
-        cases.attention(q[ends[row] : ends[row + 1]], memory.keys[row], memory.values[row], start)
+        attention(q[ends[row] : ends[row + 1]], memory.keys[row], memory.values[row], start)
         for row, (start, _) in enumerate(chunks)
     ]
     cases.check_close(got, torch.cat(expected), dtype)

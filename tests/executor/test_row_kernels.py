@@ -16,9 +16,10 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 import gpu_backend.kernels
+from gpu_backend.kernel_reference import LAYER, NUM_LAYERS, Heads, normed, rotated
 from gpu_backend.ops import Ops, load_ops
 from tests.executor import kernel_cases as cases
-from tests.executor.kernel_cases import DEVICE, DTYPES, HEADS, LAYER, NUM_LAYERS, Heads
+from tests.executor.kernel_cases import DEVICE, DTYPES, HEADS
 
 EPS = 1e-5
 by_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
@@ -29,17 +30,12 @@ def ops(request: pytest.FixtureRequest) -> Ops:
     return load_ops(request.param)
 
 
-def normed(x: Tensor, weight: Tensor) -> Tensor:
-    x = x.double().cpu()
-    return x / (x.square().mean(-1, keepdim=True) + EPS).sqrt() * weight.double().cpu()
-
-
 @by_dtype
 @pytest.mark.parametrize("hidden", [64, 100])
 def test_rms_norm(ops: Ops, hidden: int, dtype: torch.dtype) -> None:
     generator = cases.fresh_generator()
     x, weight = cases.normal(generator, 5, hidden, dtype=dtype), cases.normal(generator, hidden, dtype=dtype)
-    cases.check_close(ops.rms_norm(x, weight, EPS), normed(x, weight), dtype)
+    cases.check_close(ops.rms_norm(x, weight, EPS), normed(x, weight, EPS), dtype)
 
 
 @by_dtype
@@ -50,7 +46,7 @@ def test_add_rms_norm(ops: Ops, dtype: torch.dtype) -> None:
     total = x.double().cpu() + residual.double().cpu()
     got, added = ops.add_rms_norm(x, residual, weight, EPS)
     cases.check_close(added, total, dtype)
-    cases.check_close(got, normed(added, weight), dtype)
+    cases.check_close(got, normed(added, weight, EPS), dtype)
 
 
 @by_dtype
@@ -112,9 +108,9 @@ def check_rope(ops: Ops, heads: Heads, block_size: int, dtype: torch.dtype) -> N
     got = ops.rope_and_write(qkv, table, positions.to(DEVICE), slots.to(DEVICE), cache, LAYER)
 
     q, k, v = qkv.cpu().view(num_tokens, all_heads, heads.dim).split((heads.queries, heads.shared, heads.shared), dim=1)
-    cases.check_close(got, cases.rotated(q, angles[positions]), dtype)
+    cases.check_close(got, rotated(q, angles[positions]), dtype)
     written = [token for token in range(num_tokens) if slots[token] >= 0]
-    expected = {0: cases.rotated(k, angles[positions])[written], 1: v[written].double()}
+    expected = {0: rotated(k, angles[positions])[written], 1: v[written].double()}
     for plane, numbers in expected.items():
         block, offset = slots[written] // block_size, slots[written] % block_size
         cases.check_close(cache.cpu()[block, LAYER, plane, :, offset], numbers, dtype)

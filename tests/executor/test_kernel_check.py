@@ -1,0 +1,40 @@
+"""The check of kernels that runs on a card passes on the CPU, in plain torch, with a pool past 2^31 elements."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from torch import Tensor
+
+from gpu_backend.kernel_check import PAST_32_BITS, check_kernels, main
+from gpu_backend.torch_ops import TorchOps
+
+
+def test_plain_torch_passes_with_addresses_past_32_bits(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--ops", "torch", "--device", "cpu", "--elements", str(PAST_32_BITS)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1] == "0 failed"
+    assert any(f"pool of {PAST_32_BITS:,}" in line or "pool of 2,14" in line for line in lines)
+
+
+class Wrong(TorchOps):
+    """Rows of a batch that read each other's cache, and copies that miss a block."""
+
+    def decode_attention(self, q: Tensor, cache: Tensor, layer: int, tables: Tensor, contexts: Tensor) -> Tensor:
+        return super().decode_attention(q, cache, layer, tables.roll(1, 0), contexts)
+
+    def scatter_blocks(self, cache: Tensor, ids: Tensor, blocks: Tensor) -> None:
+        super().scatter_blocks(cache, ids[1:], blocks[1:])
+
+
+def test_what_is_wrong_does_not_pass() -> None:
+    failed = {done.operation for done in check_kernels(Wrong(), torch.device("cpu")) if not done.passed}
+    assert failed == {"decode", "blocks"}
+
+
+def test_a_wrong_call_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--ops", "tritan", "--device", "cpu"]) == 2
+    assert "choose" in capsys.readouterr().err
