@@ -19,6 +19,7 @@ from sim.explore.diagnose_memory import MemoryRisk, memory_risk
 from sim.explore.diagnose_rerun import Reruns, Tried
 from sim.report.view import RunView, load_view
 from sim.result import Result
+from traces.workload.source import source_identity
 
 MOST_REQUESTS = 2_000
 """Advice is tried on the first requests of a run, no more than these unless told otherwise."""
@@ -207,11 +208,14 @@ def _rank(tried: Tried, metric: tuple[str, str]) -> tuple[int, int, float]:
 def _notes(view: RunView, setup: Setup, requests: int, drifted: bool) -> tuple[str, ...]:
     """What a reader of the diagnosis must know."""
     notes = [str(note) for note in view.summary.get("notes", ())]
+    identity = source_identity(setup.config.workload)
+    if any(view.summary["config"].get(name, value) != value for name, value in identity.items()):
+        notes.append("the file of the workload has changed since this run: advice is tried on what it holds now")
     offered = view.summary["requests"]["offered"]
     if requests < offered:
         notes.append(f"advice is tried on the first {requests:,} of {offered:,} requests")
     if drifted:
-        why = "it was measured" if view.summary["side"] != "server-simulated" else "another version made it"
+        why = "it was measured" if view.summary["side"] != "server-simulated" else "another version or file made it"
         notes.append(f"simulated again, this run comes out otherwise ({why}): advice is compared with the simulation")
     if view.keeps_up is False:
         notes.append("the run does not keep up: differences are those of a run of this length, longer ones have larger")

@@ -301,6 +301,17 @@ def test_a_result_is_diagnosed_and_one_without_steps_is_refused() -> None:
                                "prompt": {"dist": "fixed", "value": 5_000}, "output": {"dist": "fixed", "value": 5}}})
 
 
+def test_a_trace_that_has_changed_since_the_run_is_said(tmp_path: Path) -> None:
+    path, head = tmp_path / "requests.csv", "arrival_s,prompt_tokens,output_tokens\n"
+    path.write_text(head + "".join(f"{n / 4},100,200\n" for n in range(60)))
+    simulate(trace=str(path), overrides=["engine.max_num_seqs=2"], out=tmp_path / "run")
+    assert not [note for note in diagnose(tmp_path / "run").notes if "changed" in note or "otherwise" in note]
+    path.write_text(head + "".join(f"{n / 4},100,250\n" for n in range(60)))
+    notes = " ".join(diagnose(tmp_path / "run").notes)
+    assert "has changed since" in notes
+    assert "comes out otherwise" in notes
+
+
 def test_follow_ups_cannot_go_to_replicas(tmp_path: Path) -> None:
     path = tmp_path / "chats.csv"
     rows = [f"{n / 4},100,200,{'' if n < 10 else n - 10}" for n in range(60)]
