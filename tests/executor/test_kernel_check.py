@@ -9,7 +9,8 @@ pytest.importorskip("torch")
 import torch
 from torch import Tensor
 
-from gpu_backend.kernel_check import PAST_32_BITS, check_kernels, main
+from gpu_backend.kernel_check import PAST_32_BITS, main
+from gpu_backend.kernel_comparison import check_kernels
 from gpu_backend.torch_ops import TorchOps
 
 
