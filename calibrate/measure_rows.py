@@ -12,6 +12,10 @@ SOURCE = "executor"
 """Name of the rows' source."""
 
 
+_LEAST_S = 1e-9
+"""What is shorter than the clock tells is still above zero."""
+
+
 class Timed(NamedTuple):
     """Seconds of steps, of the head by rows, of transfers by blocks, and of the host by sequences."""
 
@@ -30,7 +34,7 @@ def rows_of(timed: Timed, layers: int, block_bytes: int) -> Iterator[Measurement
     for step, seconds in steps.items():
         batch = len(step.contexts)
         if step.bare and (batch or step.chunk_tokens > most):
-            layer_s = max(seconds - heads[batch or 1], 0.0) / layers
+            layer_s = max(seconds - heads[batch or 1], _LEAST_S) / layers
             yield Measurement("linear", SOURCE, layer_s, tokens=step.num_tokens)
         elif not step.bare:
             yield from _attention(step, seconds, steps, layers)
@@ -59,7 +63,7 @@ def _attention(step: Step, seconds: float, steps: Mapping[Step, float], layers: 
         for other, other_s in steps.items()
         if other.bare and (len(other.contexts), other.chunk_tokens) == (batch, step.chunk_tokens)
     )
-    attention_s = max(seconds - bare_s, 0.0) / layers
+    attention_s = max(seconds - bare_s, _LEAST_S) / layers
     if not batch:
         yield Measurement(
             "prefill", SOURCE, attention_s, chunks=1, chunk_tokens=step.chunk_tokens, chunk_context=step.chunk_context
@@ -71,7 +75,7 @@ def _attention(step: Step, seconds: float, steps: Mapping[Step, float], layers: 
         return
     even = steps.get(Step((mean,) * batch))
     if even is not None:
-        even_s = max(even - bare_s, 0.0) / layers
+        even_s = max(even - bare_s, _LEAST_S) / layers
         yield Measurement(
             "uneven",
             SOURCE,

@@ -14,9 +14,14 @@ from calibrate.operators import Row, csv_rows
 from calibrate.profile import COLUMNS, OPERATORS, SCHEMA, SECONDS, SIZES, UNITS, Measurement, Origin, Profile, ranges
 from policies.catalog import Card, ModelShape
 from policies.core.errors import CostFileError, closest
+from sim.costs.costfile import MOST_SECONDS
 
 _REQUIRED = ("model", "card", "tp", "date", "units")
 _OTHER_UNITS = ("ms", "us", "ns", "milliseconds", "microseconds", "nanoseconds")
+_MAY_BE_ZERO = ("context", "chunk_context", "longest_context")
+_OF_STEPS = ("sequences", "chunks", "chunk_tokens")
+"""A whole step may have sequences or chunks alone."""
+
 _FAR_ABOVE = 1000.0
 """Times of a card's limits beyond which the largest rows are taken to be in another unit."""
 
@@ -142,7 +147,12 @@ def _row(row: Row, sources: Mapping[str, Origin], stated: Mapping[str, tuple[int
         least, most = stated.get(name, (value, value))
         if not least <= value <= most:
             raise CostFileError(f"{row.where}: {name} = {value} is outside the file's own range, {least}..{most}")
+        if not value and name not in _MAY_BE_ZERO and not (operator == "step" and name in _OF_STEPS):
+            raise CostFileError(f"{row.where}: {name} = 0; an operator '{operator}' has 1 or more")
     seconds = {name: row.number(name) for name in SECONDS if name == "seconds" or name in wanted}
+    for name, amount in seconds.items():
+        if not 0 < amount <= MOST_SECONDS:
+            raise CostFileError(f"{row.where}: {name} = {amount:g}; it must be above 0 and at most {MOST_SECONDS:g}")
     return Measurement(operator, source, **sizes, **seconds)  # type: ignore[arg-type]
 
 

@@ -26,7 +26,7 @@ def measurements(draw: st.DrawFn) -> Measurement:
     """Any row of any operator, with the digits that a file keeps."""
     operator = draw(st.sampled_from(sorted(OPERATORS)))
     columns = OPERATORS[operator].columns
-    sizes = {name: draw(st.integers(0, 1 << 40)) for name in SIZES if name in columns}
+    sizes = {name: draw(st.integers(1, 1 << 40)) for name in SIZES if name in columns}
     seconds = st.floats(1e-7, 1e3).map(lambda value: float(f"{value:.6g}"))
     times = {name: draw(seconds) for name in SECONDS if name == "seconds" or name in columns}
     return Measurement(operator, "table", **sizes, **times)  # type: ignore[arg-type]
@@ -78,6 +78,9 @@ def fitted(path: Path) -> str:
         ("\ndecode,own,", "\ndecoding,own,", "operator 'decoding' is unknown; did you mean 'decode'?"),
         ("\ndecode,own,", "\ndecode,other,", "source 'other' has no '# source.other.origin: ...' line"),
         ("# range.context: 128..4096", "# range.context: 256..4096", "context = 128 is outside the file's own range"),
+        ("\ndecode,own,,1,128,,", "\ndecode,own,,0,128,,", "sequences = 0 is outside the file's own range, 1..64"),
+        ("\ndecode,own,,1,128,,,,,,,1.128e-05", "\ndecode,own,,1,128,,,,,,,0", "seconds = 0; it must be above 0"),
+        ("\ndecode,own,,1,128,,,,,,,1.128e-05", "\ndecode,own,,1,128,,,,,,,1e9", "seconds = 1e+09; it must be above 0"),
         ("# card: a100-80gb", "# card: a100", "unknown card 'a100'"),
     ],
 )
@@ -154,3 +157,9 @@ def test_host_swap_and_unequal_contexts_of_an_own_profile_are_in_its_file(own: P
     assert terms["host"] == pytest.approx({"base_s": 1e-3, "per_seq_s": 2e-5}, rel=1e-3)
     assert terms["swap"] == pytest.approx({"bytes_per_s": 20e9, "copy_s": 0.0, "fixed_s": 1e-4}, rel=1e-3)
     assert terms["decode"]["uneven_seq_s"] == pytest.approx(1e-8, rel=1e-3)
+
+
+def test_sizes_that_an_operator_must_have_are_above_zero(own: Path) -> None:
+    changed(own, lambda text: text.replace("# range.sequences: 1..64\n", ""))
+    message = fitted(changed(own, lambda text: text.replace("\ndecode,own,,1,128,,", "\ndecode,own,,0,128,,", 1)))
+    assert "sequences = 0; an operator 'decode' has 1 or more" in message
