@@ -110,10 +110,7 @@ def _curve_row(result: CapacityResult, point: CurvePoint) -> tuple[str, ...]:
 
 
 def _levers(result: CapacityResult) -> Table:
-    rows = []
-    for lever in result.levers:
-        setting, _, words = lever_words(lever).partition(": ")
-        rows.append((setting, words))
+    rows = [(lever.title, lever_words(lever)) for lever in result.levers]
     return Table("The highest rate with other settings", ("setting", "requests a second"), rows)
 
 

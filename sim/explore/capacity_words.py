@@ -123,7 +123,7 @@ def _chunk(result: CapacityResult, found: RateResult) -> list[str]:
         )
     pulled = [lever for lever in result.levers if lever.result is not None]
     if pulled:
-        words = "; ".join(lever_words(lever) for lever in pulled)
+        words = "; ".join(f"{lever.title} gives {lever_words(lever)}" for lever in pulled)
         sentences.append(f"Other settings: {words}.")
     return sentences
 
@@ -131,8 +131,8 @@ def _chunk(result: CapacityResult, found: RateResult) -> list[str]:
 def lever_words(lever: Lever) -> str:
     """What a setting gives."""
     if lever.result is None:
-        return f"{lever.setting}: {lever.message}"
+        return lever.message
     if not lever.result.feasible:
-        return f"{lever.setting}: no rate"
-    stops = ", ".join("the queue" if cause.limit is None else cause.limit.name for cause in lever.result.causes)
-    return f"{lever.setting}: {digits(lever.result.rate_per_s)}/s (stopped by {stops or 'nothing'})"
+        return "no rate"
+    stops = ", ".join("the queue" if cause.limit is None else cause.limit.title for cause in lever.result.causes)
+    return f"{digits(lever.result.rate_per_s)}/s (stopped by {stops or 'nothing'})"

@@ -24,6 +24,12 @@ class Lever(NamedTuple):
     result: RateResult | None
     message: str = ""
 
+    @property
+    def title(self) -> str:
+        """The setting for a person, without its section: ``max_num_batched_tokens = 512``."""
+        key, _, value = self.setting.partition("=")
+        return f"{key.rpartition('.')[2]} = {value}"
+
 
 def pull(
     config: RunConfig,

@@ -54,7 +54,8 @@ def response(result: SweepResult, name: str, metric: str | None = None) -> Figur
     metric = result.spec.config.latency if metric is None else metric
     points = [point for point in result.points if point.mean(metric) is not None]
     numeric = all(_is_number(point.settings[name]) for point in points)
-    place = _numbers(points, name) if numeric else {point.number: value_text(point.settings[name]) for point in points}
+    texts = {point.number: value_text(point.settings[name]) for point in points}
+    place: dict[int, Any] = {point.number: point.settings[name] for point in points} if numeric else dict(texts)
     traces: list[Trace] = []
     for valid, symbol, colour, label in (
         (True, "circle", POINT, "point"),
@@ -65,16 +66,12 @@ def response(result: SweepResult, name: str, metric: str | None = None) -> Figur
             cloud = _cloud(result, some, None, metric, symbol, faded(colour, 0.6), label)
             traces.append({**cloud, "x": [place[point.number] for point in some]})
     x, y = _means([point for point in points if point.is_valid], place, metric, numeric)
-    line = {"color": FRONT, "width": 3}
+    # Between names there is nothing, so that their means are not joined.
     traces.append(
         {
-            "type": "scatter",
-            "mode": "lines+markers",
-            "x": x,
-            "y": y,
-            "name": "mean of the points that keep up",
-            "line": line,
-            "marker": {"size": 9, "symbol": "diamond"},
+            **{"type": "scatter", "mode": "lines+markers" if numeric else "markers", "x": x, "y": y},
+            **{"name": "mean of the points that keep up", "line": {"color": FRONT, "width": 3}},
+            "marker": {"color": FRONT, "size": 9 if numeric else 13, "symbol": "diamond"},
             "hovertemplate": "%{x}: mean %{y:.4g}<extra></extra>",
         }
     )
@@ -128,10 +125,6 @@ def _means(
 
 def _mean(points: Sequence[PointResult], metric: str) -> float:
     return float(_short(mean(value for point in points if (value := point.mean(metric)) is not None)))
-
-
-def _numbers(points: Sequence[PointResult], name: str) -> dict[int, Any]:
-    return {point.number: point.settings[name] for point in points}
 
 
 def _ends(values: list[float]) -> tuple[float, float]:

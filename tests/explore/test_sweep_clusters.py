@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -92,8 +93,7 @@ def stop(processes: set[int]) -> None:
 
 @pytest.mark.filterwarnings("default")  # Ray's own
 def test_a_ray_cluster_of_two_nodes_gives_the_same_table(ray_cluster: str) -> None:
-    import ray
-
+    ray: Any = pytest.importorskip("ray")
     write(GRID)
     alone = sweep("sweep.toml", jobs=1)
     ray.init(address=ray_cluster, log_to_driver=False)
