@@ -101,10 +101,10 @@ class MeasuredWriter:
         self.memory = MemorySink("tokens") if folder is None else None
         self.events = None if folder is None else EventLog(folder / EVENTS_NAME)
         kept = () if self.memory is None else (self.memory,)
-        lines = () if folder is None else (JsonlSink(folder / JSONL_NAME),)
+        self._lines = () if folder is None else (JsonlSink(folder / JSONL_NAME),)
         self._recorder = Recorder(
             setup.policy,
-            [*lines, BatchedSink(Columns(self._metrics, self.digest, *kept))],
+            [*self._lines, BatchedSink(Columns(self._metrics, self.digest, *kept))],
             block_bytes=block_bytes,
             keep_segments=True,
             deliver_at_batch_end=delivery == "batch_end",
@@ -128,6 +128,10 @@ class MeasuredWriter:
 
     def discard(self) -> None:
         """Remove the files, and the folder, of a run whose figures are worth nothing."""
+        for lines in self._lines:
+            lines.close()
+        if self.events is not None:
+            self.events.release()
         if self._stream is not None:
             self._stream.close()
         if self._folder is not None:

@@ -92,6 +92,29 @@ def test_runs_without_decisions_are_compared_by_their_metrics() -> None:
     assert "+0.0 %" in ended.stdout
 
 
+BREAKS = """
+from policies.systems.token_budget import TokenBudget
+
+
+class Mine(TokenBudget):
+    def schedule(self, now_s):
+        plan = super().schedule(now_s)
+        if now_s > 0.1:
+            raise ValueError("no idea")
+        return plan
+"""
+
+
+def test_a_class_of_ones_own_runs_and_replays_and_one_that_breaks_leaves_nothing() -> None:
+    own = ROOT / "tests/examples/shortest_prompt_first.py"
+    assert batchscope(*TINY, *traced(), "--policy", f"{own}:ShortestPromptFirst", "--out", "own").exit_code == 0
+    assert batchscope("diff", "own").stdout.startswith("first differing decision: none (")
+    Path("mine.py").write_text(BREAKS)
+    said = message_of(*TINY, *traced(), "--policy", "mine.py:Mine", "--out", "broken", files={})
+    assert said.startswith("engine.policy = 'mine.py:Mine'")
+    assert "ValueError: no idea" in said
+
+
 def test_an_engine_that_dies_dies_again_in_the_replay() -> None:
     Path("three.csv").write_text(own_csv((0, 30, 60), (0, 30, 60), (0, 30, 60)))
     small = settings(

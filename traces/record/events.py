@@ -82,6 +82,10 @@ class EventLog:
         self._write({"type": "end", "status": status, "now_s": now_s})
         self._file.close()
 
+    def release(self) -> None:
+        """Close the file of a run that has no end."""
+        self._file.close()
+
     def _write(self, line: Mapping[str, Any]) -> None:
         self._file.write(_encode(line) + "\n")
 
