@@ -24,7 +24,7 @@ def validate_set(name: str, data: str | None) -> str:
 
     if name not in SETS:
         raise UserError(f"--set {name}: known are {', '.join(SETS)}{closest(name, SETS)}")
-    return "\n".join(SETS[name](data_folder(data)))
+    return "\n".join(SETS[name](Path() if name == "anchors" else data_folder(data)))
 
 
 def data_folder(data: str | None) -> Path:

@@ -47,10 +47,10 @@ class Serving(NamedTuple):
     knees: tuple[Knee, ...]
 
 
-def serving(folder: Path) -> Serving:
-    """Run all cases of the files in a folder that are graded A or B."""
+def serving(folder: Path, *, vary_pool: bool) -> Serving:
+    """Run all cases of the files in a folder that are graded A or B; ``vary_pool``: see ``compare``."""
     cases = [case for name in FILES for case in read_cases(folder / name) if case.grade in "AB"]
-    found = compare(cases, recipe_of)
+    found = compare(cases, recipe_of, vary_pool=vary_pool)
     return Serving(found, tuple(knees(found.rows)))
 
 

@@ -6,7 +6,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from calibrate.validation import argonne, serving
+from calibrate.validation.anchors import anchors
 from calibrate.validation.compare import grouped
+from calibrate.validation.readme import readme_table
 from calibrate.validation.recorded_sets import recorded_runs
 from calibrate.validation.run_text import run_lines
 from calibrate.validation.text import by_engine_card_figure, left_lines, recipe_line, rows_table, summary_table
@@ -66,7 +68,7 @@ def recorded_lines(data: Path) -> list[str]:
 
 def serving_lines(data: Path) -> list[str]:
     """Engines under load: errors by engine, card and figure, the rows beyond 10 % with their causes, the knees."""
-    found = serving.serving(data / "measured")
+    found = serving.serving(data / "measured", vary_pool=True)
     rows = found.comparison.rows
     counted = [row for row in rows if row.figure in (*serving.THROUGHPUT, *serving.TPOT)]
     outside = [row for row in counted if abs(row.error) > serving.OUTSIDE]
@@ -85,8 +87,20 @@ def serving_lines(data: Path) -> list[str]:
     return [*lines, "", *left_lines(found.comparison)]
 
 
+def anchor_lines(data: Path) -> list[str]:
+    """The cited figures that travel with the project, and whether each is in its band."""
+    found = anchors()
+    beyond = [anchor.row for anchor in found if not anchor.is_within]
+    rows = [anchor.row for anchor in found]
+    lines = [*rows_table(rows), "", *summary_table("absolute error", [*by_engine_card_figure(rows), ("all", rows)])]
+    lines.append(f"{len(beyond)} of {len(found)} are beyond their band")
+    return [*lines, *(rows_table(beyond) if beyond else ())]
+
+
 SETS: Mapping[str, Callable[[Path], list[str]]] = {
+    "anchors": anchor_lines,
     "argonne": argonne_lines,
+    "readme": readme_table,
     "recorded": recorded_lines,
     "serving": serving_lines,
     "untuned": untuned_lines,

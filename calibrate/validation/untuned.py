@@ -32,13 +32,13 @@ class Untuned(NamedTuple):
         return [row for row in self.comparison.rows if 1 / FACTOR <= row.predicted / row.measured <= FACTOR]
 
 
-def untuned(folder: Path) -> Untuned:
-    """Run every dense 16-bit case of grade A in the files of a folder."""
+def untuned(folder: Path, *, one_of: int = 1) -> Untuned:
+    """Run the dense 16-bit cases of grade A in the files of a folder, all or every ``one_of``-th."""
     cases = [case for path in sorted(folder.glob("*.jsonl")) for case in read_cases(path)]
     graded_a = [case for case in cases if case.grade == "A" and case.weights in _SIXTEEN_BITS]
     rows: list[Row] = []
     left: list[Left] = []
-    for case in graded_a:
+    for case in graded_a[::one_of]:
         try:
             rows.append(_main_row(case))
         except NotSimulated as reason:
