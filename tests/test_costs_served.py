@@ -25,7 +25,7 @@ FLOOR_MS = {1: 6.55, 4: 6.76, 8: 7.05, 16: 7.61, 32: 8.74}
 @cache
 def clients(concurrency: int) -> Result:
     """A hundred requests of that many clients, each of which asks again as soon as it has its answer."""
-    keys = ("workload.generator=closed-loop", *CHAT[1:], "workload.num_requests=100")
+    keys = ("workload.generator=closed-loop", *CHAT[1:], "workload.num_requests=100", "hardware.host_term=false")
     return simulate(policy="vllm-0.11", overrides=(*keys, f"workload.concurrency={concurrency}"))
 
 

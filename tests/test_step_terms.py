@@ -23,7 +23,9 @@ def test_decode_attention_is_a_line_up_to_the_next_knot(num_seqs: int, context: 
     base_s, slope_s = COSTS.decode_line(num_seqs, total)
     parts = COSTS.parts(num_seqs, num_seqs, total, context)
     assert base_s + slope_s * total == pytest.approx(parts["decode_attention"])
-    assert slope_s >= COSTS.floor.context_read_s * (1 - 1e-4)  # the file has six digits
+    # Short contexts hide behind what a step of attention takes at least; beyond the table none does.
+    assert slope_s >= (COSTS.floor.context_read_s * (1 - 1e-4) if context > 4_096 else 0)
+    assert base_s + slope_s * total >= COSTS.floor.context_read_s * total
 
 
 def test_no_sequence_has_no_decode_attention() -> None:
