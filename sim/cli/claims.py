@@ -66,7 +66,7 @@ def in_words(row: Row) -> str:
         *[("claim", claim.says), ("verdict", f"{ruling.verdict.upper()}: {ruling.why}")],
         *([("missing", ruling.missing)] if ruling.missing else []),
         ("bound", audited.bound),
-        *((name.lower(), text) for name, text in claim.setup),
+        *((name.lower(), text) for name, text in row.setup),
         *(("step times", text) for text in row.costs),
         ("rule", claim.rule),
         *(("note", note) for note in audited.notes),

@@ -41,6 +41,11 @@ class Row(NamedTuple):
     side: str = "server-simulated"
 
     @property
+    def setup(self) -> Sequence[tuple[str, str]]:
+        """What was run, as (what, how)."""
+        return self.audited.setup or self.claim.setup
+
+    @property
     def ruling(self) -> Ruling:
         """The verdict with its reason."""
         return self.audited.ruling
@@ -92,7 +97,7 @@ def claims(
         known: dict[str, None] = {}
         if execute and claim.execute is not None:
             audited, side = claim.execute(executed), "server-measured"
-            known["run on the executor, whose model and device do not matter here"] = None
+            known["as measured"] = None
         else:
             audited, side = claim.audit(_noting(run, known)), "server-simulated"
         assert audited.ruling.verdict in VERDICTS
@@ -141,7 +146,7 @@ def _row_dict(row: Row) -> dict[str, Any]:
         **({"missing": ruling.missing} if ruling.missing else {}),
         "bound": audited.bound,
         "figures": dict(audited.figures),
-        "setup": dict(claim.setup),
+        "setup": dict(row.setup),
         "step_times": list(row.costs),
         "rule": claim.rule,
         "notes": list(audited.notes),

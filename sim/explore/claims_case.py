@@ -47,7 +47,7 @@ class Drawing(NamedTuple):
 
 class Audited(NamedTuple):
     """What came of a claim. ``figures`` are the numbers that the ruling rests on, by name with their unit; ``bound``
-    says what the hardware allows, in a sentence."""
+    says what the hardware allows, in a sentence; ``setup`` takes the place of the claim's where runs differ from it."""
 
     ruling: Ruling
     figures: Mapping[str, float]
@@ -55,6 +55,7 @@ class Audited(NamedTuple):
     tables: Sequence[Table]
     drawings: Sequence[Drawing] = ()
     notes: Sequence[str] = ()
+    setup: Sequence[tuple[str, str]] = ()
 
 
 class Claim(NamedTuple):

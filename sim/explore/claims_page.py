@@ -53,7 +53,7 @@ def _section(row: Row) -> DocumentSection:
         ("Verdict", f"{ruling.verdict}: {ruling.why}"),
         *([("Missing", ruling.missing)] if ruling.missing else []),
         ("What the hardware allows", audited.bound),
-        *claim.setup,
+        *row.setup,
         *(("Step times", text) for text in row.costs),
         ("Rule", claim.rule),
         *(("Note", note) for note in audited.notes),

@@ -130,7 +130,13 @@ def _audit_slots(run: Runner, outputs: Sequence[int], claimed: float, judge: Jud
         figures._asdict(),
         f"Slots are used up when every step makes a token in each: {times(figures.most)} static batching at most.",
         [_slot_table(figures, outputs, batches, how)],
+        setup=_executed_setup(len(outputs), batches) if run is executed else (),
     )
+
+
+def _executed_setup(slots: int, batches: int) -> Sequence[tuple[str, str]]:
+    runs = f"one batch of {slots} under {STATIC}; {batches} such batches under {STATIC} and {CONTINUOUS}, {slots} slots"
+    return (("Model and device", "the executor, its smallest model; slots do not depend on it"), ("Runs", runs))
 
 
 EIGHT = (*(20,) * 7, 500)

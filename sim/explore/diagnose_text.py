@@ -80,7 +80,7 @@ def _proof(diagnosis: Diagnosis) -> str:
         if of.kv_empty > 0.2:
             text += f", and {percent(of.kv_empty)} of that was reserved but empty"
         if of.preemptions:
-            text += f"; {of.preemptions:,} preemptions computed {percent(of.recomputed)} as many tokens again"
+            text += f"; {of.preemptions:,} preemptions made it compute {percent(of.recomputed)} more tokens"
         return f"{text}."
     if diagnosis.cause == "prefill":
         beside, plain = of.gaps["prefill"], of.gaps["decode"]
