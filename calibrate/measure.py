@@ -7,27 +7,23 @@ the rounds are kept.
 from __future__ import annotations
 
 import datetime
-import random
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from calibrate.execute import Machine, Options, open_machine, prepare_on, run_on, with_weights
-from calibrate.measure_points import Sizes, Step, points
-from calibrate.measure_rows import SOURCE, Timed, rows_of
+from calibrate.measure_points import Sizes, points
+from calibrate.measure_rounds import LEAST_ROUNDS, SWAPPED_BLOCKS, Middle, Rounds
+from calibrate.measure_rows import SOURCE, rows_of
 from calibrate.profile import Origin, Profile
 from policies.core.errors import ConfigError
 from sim.config import RunConfig, load_config
 
-Middle = Callable[[Sequence[float]], float]
-
-LEAST_ROUNDS = 5
 _SHARE_OF_HOST = 0.15
 """Of the time budget, for runs of the whole loop, which say what the host takes."""
 
-_SWAPPED_BLOCKS = (1, 2, 4, 8, 16, 32, 64)
 _HOST_BATCHES = (1, 4, 16, 64)
 _HOST_WORKLOAD = {
     "generator": "closed-loop",
@@ -36,12 +32,8 @@ _HOST_WORKLOAD = {
 }
 """Clients in a closed loop: each has a request of few tokens under way all the time."""
 
-_SEED = 0
-_BARE_VISITS = 3
-"""A round times steps without attention, and the head, so often: all terms rest on these few points."""
 
-
-class Session:
+class Session(Rounds):
     """A model on a device and the steps to time on it, with what every round found.
 
     ``measure`` plays the rounds one after the other; whoever compares with runs of the executor may play one between
@@ -58,46 +50,13 @@ class Session:
         cache = make_cache(machine.model, setup.policy)
         cache.blocks_NL2KSD.normal_(std=0.02)
         self._block_bytes = setup.shape.block_bytes(setup.policy.kv.block_size)
-        self._timer = StepTimer(machine.model, cache, parameters.max_num_seqs, graphs=options.graphs)
+        timer = StepTimer(machine.model, cache, parameters.max_num_seqs, graphs=options.graphs)
         cache_tokens = cache.num_blocks * cache.block_size
-        self.candidates = points(
-            Sizes(
-                parameters.max_model_len, parameters.max_num_seqs, parameters.max_num_batched_tokens, cache_tokens
-            )
+        sizes = Sizes(
+            parameters.max_model_len, parameters.max_num_seqs, parameters.max_num_batched_tokens, cache_tokens
         )
-        self.steps: dict[Step, list[float]] = {}
-        self._heads: dict[int, list[float]] = {}
-        swaps = [blocks for blocks in _SWAPPED_BLOCKS if blocks <= cache.num_blocks]
-        self._swap_timer = SwapTimer(cache, swaps[-1])
-        self._swaps: dict[int, list[float]] = {blocks: [] for blocks in swaps}
-        self._hosts: dict[int, list[float]] = {}
-        self.rounds = 0
-        self._draw = random.Random(_SEED)
-
-    def choose(self, budget_s: float) -> None:
-        """Take as many points, coarse ones first, as ``LEAST_ROUNDS`` fit into the budget with; each is run before."""
-        round_s = 0.0
-        for level, step in self.candidates:
-            began = time.perf_counter()
-            self._timer.seconds(step)
-            self._timer.seconds(step)
-            round_s += (time.perf_counter() - began) / 2 * _visits(step)
-            if level and round_s * (LEAST_ROUNDS + 2) > budget_s:
-                break
-            self.steps[step] = []
-        self._heads = {len(step.contexts): [] for step in self.steps if step.bare and step.contexts}
-
-    def round(self) -> None:
-        """Every point, in an order of its own."""
-        order = [step for step in self.steps for _ in range(_visits(step))]
-        self._draw.shuffle(order)
-        for step in order:
-            self.steps[step].append(self._timer.seconds(step))
-        for rows, times in self._heads.items():
-            times += [self._timer.head_seconds(rows) for _ in range(_BARE_VISITS)]
-        for blocks, times in self._swaps.items():
-            times.append(self._swap_timer.seconds(blocks))
-        self.rounds += 1
+        swaps = [blocks for blocks in SWAPPED_BLOCKS if blocks <= cache.num_blocks]
+        super().__init__(timer, SwapTimer(cache, swaps[-1]), points(sizes), swaps)
 
     def host_round(self) -> None:
         """What the host takes of a step in whole runs of the executor's loop, for a few numbers of sequences."""
@@ -108,12 +67,11 @@ class Session:
                 setup = prepare_on(self.machine, load_config(tables, ()))
                 found = run_on(self.machine, setup, self._options).summary["executor"]
                 seconds = found["host_before_s"]["p50"] + found["host_after_s"]["p50"]
-                self._hosts.setdefault(batch, []).append(seconds)
+                self.hosts.setdefault(batch, []).append(seconds)
 
     def profile(self, card: str, middle: Middle = statistics.median) -> Profile:
         """The profile of what was found so far; ``card`` is the device's name in the catalog."""
-        found = (self.steps, self._heads, self._swaps, self._hosts)
-        timed = Timed(*(_middles(times, middle) for times in found))
+        timed = self.timed(middle)
         shape, machine = self.machine.model.shape, self.machine
         today = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
         numbers = f"{str(machine.where.dtype).removeprefix('torch.')}, {machine.where.ops.name} operations"
@@ -128,14 +86,6 @@ class Session:
         )
         rows = tuple(rows_of(timed, shape.layers, self._block_bytes))
         return Profile(shape.name, card, 1, today, {SOURCE: origin}, rows)
-
-
-def _visits(step: Step) -> int:
-    return _BARE_VISITS if step.bare else 1
-
-
-def _middles(times: Mapping[Any, Sequence[float]], middle: Middle) -> dict[Any, float]:
-    return {key: middle(values) for key, values in times.items() if values}
 
 
 def measure(

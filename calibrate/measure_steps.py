@@ -49,7 +49,7 @@ class StepTimer:
         self._cache = cache
         self._columns = model.shape.max_model_len + 2
         bare_ops: Any = BareOps(model.ops)
-        self._full = self._runner(model, max_num_seqs, graphs)
+        self.full = self._runner(model, max_num_seqs, graphs)
         self._bare = self._runner(Llama(model.shape, model.weights, bare_ops), max_num_seqs, graphs)
 
     def _runner(self, model: LlamaModel, max_num_seqs: int, graphs: bool) -> StepRunner:
@@ -67,15 +67,15 @@ class StepTimer:
 
     def seconds(self, step: Step) -> float:
         """Device time of one step, its tokens sampled and back on the host."""
-        runner = self._bare if step.bare else self._full
-        _, seconds = runner.launch(self._arrays(step)).wait()
+        runner = self._bare if step.bare else self.full
+        _, seconds = runner.launch(self.arrays(step)).wait()
         return seconds
 
     def head_seconds(self, num_rows: int) -> float:
         """The output head and a greedy choice for that many rows."""
         import torch
 
-        model = self._full.model
+        model = self.full.model
         hidden = model.weights.embedding_VE[torch.arange(num_rows, device=model.device)]
         temperature = torch.zeros(num_rows, device=model.device)
         seeds = torch.zeros(num_rows, dtype=torch.int64, device=model.device)
@@ -89,11 +89,12 @@ class StepTimer:
     def _synchronize(self) -> None:
         import torch
 
-        if self._full.model.device.type == "cuda":
-            torch.cuda.synchronize(self._full.model.device)
+        if self.full.model.device.type == "cuda":
+            torch.cuda.synchronize(self.full.model.device)
 
-    def _arrays(self, step: Step) -> StepArrays:
-        """Decode rows first, each in a row and in blocks of its own, then the chunk."""
+    def arrays(self, step: Step) -> StepArrays:
+        """A step as ``full``, the runner of the whole model, takes it: decode rows first, each in a row and in blocks
+        of its own, then the chunk."""
         size, batch, tokens = self._cache.block_size, len(step.contexts), step.chunk_tokens
         contexts = np.array(step.contexts, np.int64)
         ends = np.append(contexts, step.chunk_context + tokens)[: batch + (tokens > 0)]

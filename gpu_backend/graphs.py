@@ -113,6 +113,10 @@ class DecodeGraphs:
         self._graphs[size].replay()
         return self._logits[size][batch.emit_E]
 
+    def replay(self, size: int) -> None:
+        """The graph of a captured size once more, over what its buffers hold: for measurements."""
+        self._graphs[size].replay()
+
     def size_for(self, batch: StepBatch) -> int | None:
         """The smallest captured size that holds a batch; None where it has chunks, too many rows or wider tables."""
         return fitting_size(self.sizes, batch, self._columns)

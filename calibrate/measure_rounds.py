@@ -1,0 +1,78 @@
+"""Rounds over the steps to time: each in another order, so that what else the machine does hits all alike."""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from calibrate.measure_points import Point, Step
+from calibrate.measure_rows import Timed
+
+if TYPE_CHECKING:
+    from calibrate.measure_steps import StepTimer, SwapTimer
+
+Middle = Callable[[Sequence[float]], float]
+
+LEAST_ROUNDS = 5
+SWAPPED_BLOCKS = (1, 2, 4, 8, 16, 32, 64)
+
+_SEED = 0
+_BARE_VISITS = 3
+"""A round times steps without attention, and the head, so often: all terms rest on these few points."""
+
+
+class Rounds:
+    """Times of ``candidates`` and of transfers of so many blocks, round by round. ``hosts`` are filled by who knows
+    what the host takes."""
+
+    def __init__(
+        self, timer: StepTimer, swap_timer: SwapTimer, candidates: Sequence[Point], swaps: Iterable[int]
+    ) -> None:
+        self.candidates = candidates
+        self.steps: dict[Step, list[float]] = {}
+        self.hosts: dict[int, list[float]] = {}
+        self.rounds = 0
+        self._timer, self._swap_timer = timer, swap_timer
+        self._heads: dict[int, list[float]] = {}
+        self._swaps: dict[int, list[float]] = {blocks: [] for blocks in swaps}
+        self._draw = random.Random(_SEED)
+
+    def choose(self, budget_s: float) -> None:
+        """Take as many points, coarse ones first, as ``LEAST_ROUNDS`` fit into the budget with; each is run before."""
+        round_s = 0.0
+        for level, step in self.candidates:
+            began = time.perf_counter()
+            self._timer.seconds(step)
+            self._timer.seconds(step)
+            round_s += (time.perf_counter() - began) / 2 * _visits(step)
+            if level and round_s * (LEAST_ROUNDS + 2) > budget_s:
+                break
+            self.steps[step] = []
+        self._heads = {len(step.contexts): [] for step in self.steps if step.bare and step.contexts}
+
+    def round(self) -> None:
+        """Every point, in an order of its own."""
+        order = [step for step in self.steps for _ in range(_visits(step))]
+        self._draw.shuffle(order)
+        for step in order:
+            self.steps[step].append(self._timer.seconds(step))
+        for rows, times in self._heads.items():
+            times += [self._timer.head_seconds(rows) for _ in range(_BARE_VISITS)]
+        for blocks, times in self._swaps.items():
+            times.append(self._swap_timer.seconds(blocks))
+        self.rounds += 1
+
+    def timed(self, middle: Middle = statistics.median) -> Timed:
+        """The middle of what was found so far at each point."""
+        return Timed(*(_middles(times, middle) for times in (self.steps, self._heads, self._swaps, self.hosts)))
+
+
+def _visits(step: Step) -> int:
+    return _BARE_VISITS if step.bare else 1
+
+
+def _middles(times: Mapping[Any, Sequence[float]], middle: Middle) -> dict[Any, float]:
+    return {key: middle(values) for key, values in times.items() if values}
