@@ -73,9 +73,9 @@ def import_profile(
 
 def _import_file(tool: str, path: Path, shape: ModelShape, card: Card, origin: Origin | None) -> Profile:
     known = TOOLS[tool]
-    if tool == "batchscope":
-        from calibrate.profile_file import check_possible, read_profile
+    from calibrate.profile_file import check_possible, check_units, read_profile
 
+    if tool == "batchscope":
         own = read_profile(path)
         _check_group(own, shape, card, path)
         check_possible(own, path, shape, card)
@@ -84,7 +84,9 @@ def _import_file(tool: str, path: Path, shape: ModelShape, card: Card, origin: O
     name = source_name(path)
     rows = tuple(measurements(tool, path, Group(shape, card, name)))
     source = with_file(said, path)._replace(method=method_of(tool, path, said.method))
-    return Profile(shape.name, card.name, shape.tp, said.date, {name: source}, rows)
+    found = Profile(shape.name, card.name, shape.tp, said.date, {name: source}, rows)
+    check_units(found, path.name, shape, card)
+    return found
 
 
 def measurements(tool: str, path: Path, group: Group) -> Iterator[Measurement]:

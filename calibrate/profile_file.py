@@ -22,8 +22,9 @@ _MAY_BE_ZERO = ("context", "chunk_context", "longest_context")
 _OF_STEPS = ("sequences", "chunks", "chunk_tokens")
 """A whole step may have sequences or chunks alone."""
 
-_FAR_ABOVE = 1000.0
-"""Times of a card's limits beyond which the largest rows are taken to be in another unit."""
+_LARGE_S = 1e-4
+_FAR_ABOVE = 500.0
+"""Times of a card's limits beyond which rows that take the card ``_LARGE_S`` or more are held to be in another unit."""
 
 
 def write_profile(profile: Profile, path: Path) -> None:
@@ -161,15 +162,25 @@ def check_possible(profile: Profile, path: Path, shape: ModelShape, card: Card) 
 
     ``shape`` is one GPU's part of the model. Rows of sources measured on another card are not checked.
     """
-    limits, ratios = Limits(card), []
+    limits = Limits(card)
     first = 1 + sum(line.startswith("#") for line in _text(path).splitlines()) + 1
     for number, row in enumerate(profile.rows, start=first):
         if profile.sources[row.source].card in ("", card.name):
-            floor_s = limits.measurement(f"{path.name}, row {number}", row, shape)
-            if floor_s > 1e-4:
+            limits.measurement(f"{path.name}, row {number}", row, shape)
+    check_units(profile, path.name, shape, card)
+
+
+def check_units(profile: Profile, name: str, shape: ModelShape, card: Card) -> None:
+    """CostFileError, by ``name``, where the large rows take far longer than the card needs."""
+    limits = Limits(card)
+    ratios = []
+    for row in profile.rows:
+        if profile.sources[row.source].card in ("", card.name):
+            floor_s = limits.measurement(name, row, shape)
+            if floor_s > _LARGE_S:
                 ratios.append(row.seconds / floor_s)
     if ratios and statistics.median(ratios) > _FAR_ABOVE:
         raise CostFileError(
-            f"{path.name}: its times are {statistics.median(ratios):,.0f} times what a {card.name} needs; they must be"
+            f"{name}: its times are {statistics.median(ratios):,.0f} times what the {card.name} needs; they must be"
             " in seconds, and of this card"
         )

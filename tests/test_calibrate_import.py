@@ -169,6 +169,15 @@ def test_whole_steps_of_splitwise_sim_make_a_cost_file(shared_data: Path, tmp_pa
         fit_steps(short, shape, device, "own")
 
 
+def test_a_table_in_another_unit_is_refused(tmp_path: Path) -> None:
+    sizes = [(m, n, k) for m in (1, 64) for n in (1024, 65_536) for k in (1024, 65_536)]
+    slow = "".join(
+        f"{m},{n},{k},bfloat16,{1e6 * (1e-5 + 1e-12 * n * k)}\n" for m, n, k in sizes
+    )
+    with pytest.raises(CostFileError, match=r"gemm\.csv: its times are [\d,]+ times what the h100-80gb needs"):
+        import_profile("aiconfigurator", [table(tmp_path, "gemm.csv", GEMM + slow)], model("llama-3.1-70b"), CARD)
+
+
 def test_profiles_are_joined(tmp_path: Path) -> None:
     gemm = table(tmp_path, "gemm.csv", GEMM + gemm_rows())
     attention = table(tmp_path, "attention.csv", ATTENTION + attention_rows(32, 8))

@@ -102,7 +102,7 @@ def test_a_row_faster_than_the_card_is_refused_by_its_number(own: Path) -> None:
 def test_milliseconds_in_the_column_of_seconds_are_noticed(own: Path) -> None:
     profile = read_profile(own)
     write_profile(profile._replace(rows=tuple(row._replace(seconds=1e3 * row.seconds) for row in profile.rows)), own)
-    assert "times what a a100-80gb needs; they must be in seconds" in fitted(own)
+    assert "times what the a100-80gb needs; they must be in seconds" in fitted(own)
 
 
 def test_an_operator_that_is_missing_is_named(own: Path) -> None:
