@@ -1,4 +1,4 @@
-"""Results of other tools become requests with our definitions of their times, and runs are compared with simulations."""
+"""Results of other tools become requests with our definitions of their times, and are compared with simulations."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def vllm_bench(path: Path, **changes: Any) -> Path:
 
 def guidellm(path: Path, benchmarks: int = 1) -> Path:
     """The same two, as guidellm writes them."""
-    common = {"prompt_tokens": 100, "output_tokens": 3, "request_start_time": 1000.0, "request_end_time": 1000.9}
-    first = {**common, "time_to_first_token_ms": 500.0, "inter_token_latency_ms": 200.0}
+    first: dict[str, Any] = {"prompt_tokens": 100, "output_tokens": 3, "request_start_time": 1000.0}
+    first |= {"request_end_time": 1000.9, "time_to_first_token_ms": 500.0, "inter_token_latency_ms": 200.0}
     second = {**first, "prompt_tokens": 50, "output_tokens": 1, "request_start_time": 1000.25}
     second |= {"time_to_first_token_ms": 200.0, "inter_token_latency_ms": None, "request_end_time": 1000.45}
     part = {"requests": {"successful": [second, first], "errored": [{}], "incomplete": []}}
@@ -100,7 +100,7 @@ def test_all_formats_give_the_same_requests(tmp_path: Path, kind: str) -> None:
     served = read_served(WRITERS[kind](tmp_path / "result"), kind)
     first, second = served.requests
     assert (first.prompt_tokens, first.output_tokens, second.prompt_tokens, second.output_tokens) == (100, 3, 50, 1)
-    assert (first.sent_s, second.sent_s) == (0.0, pytest.approx(0.25, abs=1e-6))
+    assert [first.sent_s, second.sent_s] == pytest.approx([0.0, 0.25], abs=1e-6)
     assert [first.ttft_s, first.e2e_s] == pytest.approx([0.5, 0.9])
     assert [second.ttft_s, second.e2e_s] == pytest.approx([0.2, 0.2])
     assert first.tpot_s == pytest.approx(0.2)

@@ -74,7 +74,6 @@ GROUPS = (
     Group("trtllm-1.0rc3, closed loop", _CLOSED, "tensorrt-llm", ("1.0.0rc3",), _HOPPER, _LOOP, _NVIDIA),
     Group("vllm-0.12, closed loop", _CLOSED, "vllm", ("0.12",), _HOPPER, _LOOP, _FEW),
     Group("sglang-0.5, closed loop", _CLOSED, "sglang", ("0.5",), _HOPPER, _LOOP, _FEW),
-    Group("lmdeploy-0.2", "lmdeploy.jsonl", "lmdeploy-turbomind", ("0.2",), ("a100-80gb",), _TOKENS, _FEW),
     Group(
         "vllm-0.5 on H100",
         "argonne.jsonl",
