@@ -11,10 +11,14 @@ from typing import Any
 
 import pytest
 
-from sim import claims, diagnose, simulate
+from sim import capacity, claims, diagnose, simulate, sweep
 from tests.command import CHAT, batchscope
 
 HERE = Path(__file__).parent
+LENGTHS = {
+    "prompt": {"dist": "uniform", "low": 50, "high": 200},
+    "output": {"dist": "uniform", "low": 20, "high": 100},
+}
 pytestmark = pytest.mark.usefixtures("in_empty_folder")
 
 
@@ -75,6 +79,21 @@ def test_the_pages_of_a_diagnosis_and_of_claims(browser: dict[str, str]) -> None
     found = diagnose(simulate(preset="vllm-0.6-swap", overrides=overrides))
     looked_at_and_clean(found.report("diagnosis.html"), browser)
     looked_at_and_clean(claims(["slots-8", "variable-10x", "llama3-70b", "c32"]).report("claims.html"), browser)
+
+
+def test_the_page_of_a_sweep(browser: dict[str, str]) -> None:
+    tables = {
+        "base": {"workload": {"generator": "poisson", "num_requests": 200, "rate_per_s": 6, **LENGTHS}},
+        "grid": {"engine.max_num_seqs": [2, 8, 32], "engine.preset": ["vllm-0.11", "orca-max"]},
+    }
+    looked_at_and_clean(sweep(tables, jobs=1).save("sweep"), browser)
+
+
+def test_the_page_of_a_capacity_search(browser: dict[str, str]) -> None:
+    limits = ["ttft_p99_s=0.5", "tpot_p99_s=0.05@prompt<=100"]
+    workload = {"workload": {"generator": "poisson", "num_requests": 200, "rate_per_s": 6, **LENGTHS}}
+    result = capacity(workload, slo=limits, samples=2, overrides=["price.a100-80gb=1.5"])
+    looked_at_and_clean(result.report("capacity.html"), browser)
 
 
 def test_a_page_of_100_000_requests_opens_within_two_seconds(browser: dict[str, str]) -> None:

@@ -50,8 +50,12 @@ def sweep(
 
     spec = load_sweep(file, overrides)
     folder = Path(out) if out else RUNS / Path(file).stem
-    with SweepLine(spec.num_points * spec.config.repeats) as progress:
-        result = run_sweep(spec, out=folder, jobs=jobs, ray=ray, dask=dask, progress=progress)
+    try:
+        with SweepLine(spec.num_points * spec.config.repeats) as progress:
+            result = run_sweep(spec, out=folder, jobs=jobs, ray=ray, dask=dask, progress=progress)
+    except KeyboardInterrupt:
+        click.echo(f"\nwhat has finished is kept in {folder}: the same command goes on from there", err=True)
+        raise
     page = result.save()
     if len(result.failed) == len(result.points):
         raise UserError(f"no point could be run; the first one: {result.failed[0].message}")

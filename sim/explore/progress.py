@@ -17,8 +17,10 @@ class SweepLine:
 
     def __init__(self, total: int) -> None:
         self._total = total
-        self._started_s = self._next_s = monotonic()
+        self._first_s: float | None = None
+        self._next_s = monotonic() + _EVERY_S
         self._before: int | None = None
+        self._new = 0
         self._failed = 0
         self._bar: Any = None
         self._task: Any = None
@@ -36,10 +38,15 @@ class SweepLine:
             self._bar.update(self._task, completed=finished, failed=failed)
             return
         now_s = monotonic()
-        if row is None or now_s < self._next_s + _EVERY_S or finished == self._total:
+        if row is None:
             return
-        self._next_s = now_s
-        left_s = (now_s - self._started_s) * (self._total - finished) / max(finished - self._before, 1)
+        # Workers take their time to start: how fast they are shows from the first result on.
+        self._first_s = now_s if self._first_s is None else self._first_s
+        self._new += 1
+        if now_s < self._next_s or self._new < 2 or finished == self._total:
+            return
+        self._next_s = now_s + _EVERY_S
+        left_s = (now_s - self._first_s) * (self._total - finished) / (self._new - 1)
         self._say(f"{finished:,} of {self._total:,} runs{failed}, about {left_s:.0f} s left")
 
     def _say(self, text: str) -> None:
