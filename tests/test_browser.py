@@ -92,7 +92,7 @@ def test_the_page_of_a_sweep(browser: dict[str, str]) -> None:
 def test_the_page_of_a_capacity_search(browser: dict[str, str]) -> None:
     limits = ["ttft_p99_s=0.5", "tpot_p99_s=0.05@prompt<=100"]
     workload = {"workload": {"generator": "poisson", "num_requests": 200, "rate_per_s": 6, **LENGTHS}}
-    result = capacity(workload, slo=limits, samples=2, overrides=["price.a100-80gb=1.5"])
+    result = capacity(workload, slo=limits, samples=2, num_requests=200, overrides=["price.a100-80gb=1.5"])
     looked_at_and_clean(result.report("capacity.html"), browser)
 
 

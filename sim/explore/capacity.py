@@ -13,7 +13,7 @@ from sim.explore.levers import chunk_settings, pull
 from sim.explore.limits import Limit, parse_limit
 from sim.explore.loads import Loads
 from sim.explore.measures import Reading
-from sim.explore.rates import find_rate
+from sim.explore.rates import LONGER, find_rate
 from sim.explore.replicas import find_replicas, least_replicas
 from sim.explore.seeds import mean
 
@@ -54,7 +54,8 @@ def capacity(
 
     ``find``: ``"rate"``, the highest rate of ``replicas`` behind ``router``; ``"replicas"``, the fewest of them for
     ``rate_per_s`` (or the rate of the workload); ``"card"``, of the cards of [price] the one on which that costs least.
-    ``samples`` of ``num_requests`` each are independent and give the interval. ``levers`` are settings
+    ``samples`` of ``num_requests`` each (None: 2,000, and four times as many where longer runs do not confirm the
+    answer) are independent and give the interval. ``levers`` are settings
     (``"engine.max_num_batched_tokens=512"``) whose rates are found as well; None: smaller chunks where latencies of
     tokens stop a higher rate. ``curve``: latency, throughput and cost along the rate.
 
@@ -68,11 +69,12 @@ def capacity(
     if samples < 2:
         raise ConfigError(f"samples = {samples}: give at least 2, whose differences make the interval")
     loaded = config if isinstance(config, RunConfig) else _loaded(config, overrides, flags)
-    wanted = num_requests or loaded.workload.num_requests or REQUESTS
+    wanted = num_requests or REQUESTS
     say = progress or (lambda text: None)
     sizes = {"samples": samples, "num_requests": wanted}
     if find == "rate":
-        return _rate(loaded, limits, replicas, router, levers, curve, say, **sizes)
+        longer = num_requests is None
+        return _rate(loaded, limits, replicas, router, levers, curve, say, may_lengthen=longer, **sizes)
     rate = rate_per_s or _rate_of(loaded)
     if find == "replicas":
         return _replicas(loaded, limits, rate, router, say, **sizes)
@@ -120,12 +122,19 @@ def _rate(
     curve: bool,
     say: Step,
     *,
+    may_lengthen: bool,
     samples: int,
     num_requests: int,
 ) -> CapacityResult:
-    loads = Loads(config, limits, samples=samples, num_requests=num_requests, replicas=replicas, router=router)
-    say(f"the highest rate, in {samples} samples of {num_requests:,} requests")
-    result = find_rate(loads)
+    while True:
+        loads = Loads(config, limits, samples=samples, num_requests=num_requests, replicas=replicas, router=router)
+        say(f"the highest rate, in {samples} samples of {num_requests:,} requests")
+        result = find_rate(loads)
+        # Samples that are too short end before the server has filled up: longer runs then tell another story.
+        too_short = bool(result.confirmed) and not result.is_confirmed and loads.source.has_seeds
+        if not (too_short and may_lengthen and num_requests * LONGER <= _MOST_REQUESTS):
+            break
+        num_requests *= LONGER
     found = CapacityResult("rate", loads, rate=result)
     settings = chunk_settings(loads, result) if levers is None else levers
     for setting in settings:
