@@ -27,7 +27,7 @@ from policies.catalog import Card, ModelShape
 from sim.costs.costfile import SCHEMA
 from sim.costs.floor import floor_of
 from sim.costs.load import shipped_path
-from sim.costs.roofline import swap_term
+from sim.costs.roofline import roofline, swap_term
 from sim.costs.terms import LinearTerm, interpolate
 
 VERSION = 3
@@ -88,7 +88,8 @@ def fit_profile(
         terms = Terms(file.linear, file.decode, file.prefill, file.head)
         held_out, sources = _errors_of(residuals), _steps_provenance(profile, card)
     else:
-        measured = measured_of(profile, name, card.memory_bytes / shape.kv_bytes_per_token)
+        most_tokens = card.memory_bytes / shape.kv_bytes_per_token
+        measured = measured_of(profile, name, most_tokens, roofline(shape, card).head)
         fitter = Fitter(shape, card, measured, hints)
         terms = fitter.terms(measured.decode, measured.fresh, measured.cached, measured.mixed)
         residuals = [*fitter.held_out(), *fitter.whole(terms)]
@@ -199,7 +200,8 @@ def _provenance(profile: Profile, card: Card) -> dict[str, Any]:
             if cached
             else {"method": "not measured: a pair with a cached token costs as much as one of two new tokens"},
         },
-        "head": _origins_json(profile.origins("head")),
+        "head": _origins_json(profile.origins("head"))
+        or {"method": "computed: the roofline's, since it was not measured"},
         "swap": _origins_json(profile.origins("swap"))
         or {
             "source": "bulk copies to pinned memory and one small copy, as on an A100 with PCIe 4",

@@ -95,14 +95,14 @@ class Measured(NamedTuple):
     whole: list[MixedPoint]
 
 
-def measured_of(profile: Profile, name: str, most_tokens: float) -> Measured:
-    """The points of a profile over up to ``most_tokens`` cached tokens in all; CostFileError, which names it by
-    ``name``, if it lacks an operator."""
-    for operator in ("linear", "decode", "prefill", "head"):
+def measured_of(profile: Profile, name: str, most_tokens: float, usual_head: HeadTerm) -> Measured:
+    """The points of a profile over up to ``most_tokens`` cached tokens in all, with ``usual_head`` where it has none;
+    CostFileError, which names it by ``name``, if it lacks another operator."""
+    for operator in ("linear", "decode", "prefill"):
         if not profile.of(operator):
             raise CostFileError(
-                f"{name}: has no rows of operator '{operator}'; a fit takes linear, decode, prefill and head (or whole"
-                " steps alone): import or measure these too"
+                f"{name}: has no rows of operator '{operator}'; a fit takes linear, decode and prefill (or whole steps"
+                " alone): import or measure these too"
             )
     linear: dict[int, list[float]] = {}
     for row in profile.of("linear"):
@@ -123,7 +123,7 @@ def measured_of(profile: Profile, name: str, most_tokens: float) -> Measured:
             for row in profile.of("mixed")
             if row.sequences * row.context + row.chunk_context <= most_tokens
         ],
-        head=_head(profile.of("head")),
+        head=_head(profile.of("head")) if profile.of("head") else usual_head,
         uneven=_uneven(profile, "uneven"),
         uneven_mixed=_uneven(profile, "uneven_mixed"),
         is_other=bool(other),

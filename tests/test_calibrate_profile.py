@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 
 from calibrate.profile import OPERATORS, SECONDS, SIZES, Measurement, Origin, Profile
 from calibrate.profile_file import read_profile, write_profile
+from policies.catalog import card, model
 from policies.core.errors import CostFileError
+from sim.costs.load import load_cost_model
 from tests.command import CHAT, batchscope, settings
 from tests.own_profile import own_profile
 
@@ -107,8 +109,19 @@ def test_milliseconds_in_the_column_of_seconds_are_noticed(own: Path) -> None:
 
 def test_an_operator_that_is_missing_is_named(own: Path) -> None:
     profile = read_profile(own)
+    write_profile(profile._replace(rows=tuple(row for row in profile.rows if row.operator != "prefill")), own)
+    assert "own.csv: has no rows of operator 'prefill'" in fitted(own)
+
+
+def test_a_head_that_was_not_measured_is_the_rooflines(own: Path) -> None:
+    profile = read_profile(own)
     write_profile(profile._replace(rows=tuple(row for row in profile.rows if row.operator != "head")), own)
-    assert "own.csv: has no rows of operator 'head'" in fitted(own)
+    out = own.with_suffix(".json")
+    assert batchscope("calibrate", "fit", "--profile", own, "--out", out).exit_code == 0
+    cost_file = json.loads(out.read_text())
+    assert cost_file["provenance"]["head"]["method"].startswith("computed: the roofline's")
+    roofline = load_cost_model(model("llama-2-7b"), card("a100-80gb"), "roofline").file.head
+    assert cost_file["terms"]["head"]["seconds"] == pytest.approx(roofline.seconds, rel=1e-5)
 
 
 def test_a_packed_file_that_is_none_is_one_line(tmp_path: Path) -> None:
