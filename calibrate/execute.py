@@ -110,7 +110,7 @@ def with_weights(overrides: Sequence[str], options: Options) -> Sequence[str]:
 def open_machine(config: RunConfig, options: Options) -> Machine:
     """Load the model. Raises a UserError for a device that is not there, weights that are no Llama's, and so on."""
     require("torch", "safetensors", extra="gpu")
-    from gpu_backend.device import placement
+    from gpu_backend.device import device_name, placement
     from gpu_backend.model import LlamaModel, open_model
     from gpu_backend.weights import random_weights
 
@@ -122,7 +122,7 @@ def open_machine(config: RunConfig, options: Options) -> Machine:
         model = LlamaModel(shape, weights, where.ops)
     else:
         model = open_model(options.weights, where)
-    return Machine(model, where, _device_name(where))
+    return Machine(model, where, device_name(where.device))
 
 
 def _check_whole_numbers(config: RunConfig) -> None:
@@ -137,26 +137,6 @@ def _check_whole_numbers(config: RunConfig) -> None:
                 f"{section}.{name} = {value}: the executor runs a whole model on one device, in the numbers of --dtype;"
                 " leave it out"
             )
-
-
-def _device_name(where: Placement) -> str:
-    import torch
-
-    if where.device.type == "cuda":
-        return str(torch.cuda.get_device_name(where.device))
-    return f"cpu ({_processor()}, {torch.get_num_threads()} threads)"
-
-
-def _processor() -> str:
-    """As Linux names it; elsewhere what Python knows."""
-    import platform
-
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
 
 
 def prepare_on(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -55,6 +57,23 @@ def _device(name: str) -> torch.device:
             raise ConfigError(f"device = {name!r}: there are {count} CUDA devices here; choose another, or cpu")
         return torch.device("cuda", torch.cuda.current_device() if where.index is None else where.index)
     return torch.device("cpu")
+
+
+def device_name(device: torch.device) -> str:
+    """As the device calls itself; a CPU with the threads that compute."""
+    if device.type == "cuda":
+        return str(torch.cuda.get_device_name(device))
+    return f"cpu ({_processor()}, {torch.get_num_threads()} threads)"
+
+
+def _processor() -> str:
+    """As Linux names it; elsewhere what Python knows."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
 
 
 def free_bytes(device: torch.device) -> int:

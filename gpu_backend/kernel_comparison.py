@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -42,10 +42,17 @@ class Checked(NamedTuple):
         return self.error <= self.limit
 
 
-def check_kernels(ops: Ops, device: torch.device, *, min_elements: int = 0, seed: int = 0) -> Iterator[Checked]:
+def check_kernels(
+    ops: Ops,
+    device: torch.device,
+    *,
+    min_elements: int = 0,
+    seed: int = 0,
+    dtypes: Iterable[torch.dtype] = tuple(TOLERANCE),
+) -> Iterator[Checked]:
     """All operations of ``ops`` in three dtypes; the caches have ``min_elements`` or more in bfloat16."""
     generator = torch.Generator().manual_seed(seed)
-    for dtype in TOLERANCE:
+    for dtype in dtypes:
         name = str(dtype).removeprefix("torch.")
         for operation, error in _rows(ops, device, generator, dtype):
             yield Checked(operation, name, error, TOLERANCE[dtype])
