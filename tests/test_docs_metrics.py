@@ -28,6 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "engine": {"num_gpu_blocks": 12},
         "sim": {"record": "tokens"},
         "slo": {"ttft_s": 1},
+        "price": {"a100-80gb": 1.5},
     }
     folder = tmp_path_factory.mktemp("metrics") / "run"
     simulate(tables, out=folder)
@@ -39,7 +40,8 @@ def test_every_key_of_a_summary(folder: Path) -> None:
     assert summary is not None
     assert {"stability", "goodput", "itl_s"} <= summary.keys()
     assert summary.keys() - NAMED == set()
-    for name in ("requests", "stability", "throughput", "goodput", "kv", "preemptions", "steps", "cost_model", "wall"):
+    blocks = ("requests", "stability", "throughput", "goodput", "kv", "preemptions", "steps", "cost_model", "wall")
+    for name in (*blocks, "cost"):
         assert summary[name].keys() - NAMED == set(), name
     assert summary["ttft_s"].keys() - NAMED == set()
     assert summary["limited_by"].keys() - NAMED == set()

@@ -187,3 +187,10 @@ def test_limits_in_words(text: str, words: str) -> None:
 def test_a_class_without_requests_is_said() -> None:
     with pytest.raises(ConfigError, match="no request of this workload has such a latency"):
         capacity(slo=["ttft_p99_s=1@prompt>5000"], overrides=SHORT, **MORE)
+
+
+def test_the_example_of_the_guide_runs_as_it_stands(capsys: pytest.CaptureFixture[str]) -> None:
+    text = (Path(__file__).resolve().parents[2] / "docs" / "capacity.md").read_text(encoding="utf-8")
+    exec(text.partition("```python\n")[2].partition("```")[0], {})
+    assert "rate_per_s" in capsys.readouterr().out
+    assert Path("capacity.html").is_file()

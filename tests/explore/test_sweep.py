@@ -218,3 +218,11 @@ def test_every_metric_is_listed_and_can_be_asked_for() -> None:
     table = sweep("sweep.toml", jobs=1).table
     assert set(names) <= set(table.columns)
     assert table["usd_per_request"].iloc[0] > 0
+
+
+def test_the_example_of_the_guide_runs_as_it_stands(capsys: pytest.CaptureFixture[str]) -> None:
+    text = (ROOT / "docs" / "sweep.md").read_text(encoding="utf-8")
+    exec(text.partition("```python\n")[2].partition("```")[0], {})
+    assert "engine.max_num_seqs" in capsys.readouterr().out
+    example = text.partition("```toml\n")[2].partition("```")[0].replace('base = "run.toml"', "")
+    assert load_sweep(write(example)).num_points == 30
