@@ -89,9 +89,8 @@ def _before(ttft_ms: Sequence[float]) -> int:
 def cause(row: Row) -> str:
     """Why a row may be off: what its source or our data do not say about it."""
     case, target = row.case, target_of(row.case)
-    weights = target.shape.weight_bytes / target.card.memory_bytes
-    if weights > 0.75:
-        return f"weights take {100 * weights:.0f} % of the memory: the size of the KV pool decides, and is not stated"
+    if target.shape.weight_bytes > 0.7 * target.card.memory_bytes:
+        return "weights take most of the memory: the size of the KV pool decides, and is not stated"
     if case.tp > 1 and target.card.link.startswith("pcie"):
         return "all-reduce over PCIe is assumed, not measured"
     if "Mistral" in case.model and case.engine == "vllm":

@@ -52,8 +52,8 @@ def untuned_lines(data: Path) -> list[str]:
         "",
         *summary_table("absolute error", [*by_engine_card_figure(rows), ("all", list(rows))]),
     ]
-    if outside:
-        lines += ["", f"outside a factor of {FACTOR:g}:", *rows_table(outside)]
+    for why, group in grouped(outside, serving.cause).items():
+        lines += ["", f"outside a factor of {FACTOR:g}: {why}", *rows_table(group)]
     return [*lines, "", *left_lines(found.comparison)]
 
 
