@@ -86,6 +86,16 @@ GROUPS = (
 )
 
 
+def fitted_ids(measured: Path) -> set[str]:
+    """Ids of the cases that recipes were fitted to, in the files of a folder: every second one of each group."""
+    ids: set[str] = set()
+    for group in GROUPS:
+        path = measured / group.file
+        if path.exists():
+            ids |= {case.id for case in [case for case in read_cases(path) if group.holds(case)][::2]}
+    return ids
+
+
 def fit_group(cases: Sequence[Case], group: Group) -> Recipe:
     """The recipe that makes the figures of ``cases`` come out best, not far from the start: Gauss-Newton through the
     simulator, in which cases that are far off weigh less."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from calibrate.validation.cases import Case, read_cases
 from calibrate.validation.compare import Comparison, Row, compare
+from calibrate.validation.refit import fitted_ids
 from calibrate.validation.setups import target_of
 from calibrate.validation.shipped import recipe_of
 
@@ -41,22 +41,24 @@ class Knee(NamedTuple):
 
 
 class Serving(NamedTuple):
-    """All rows of the cases of grade A and B, and the knees of the curves that have one."""
+    """All rows of the cases of grade A and B, and the knees of the curves that have one. ``fitted`` are the ids of the
+    cases that recipes were fitted to."""
 
     comparison: Comparison
     knees: tuple[Knee, ...]
+    fitted: frozenset[str]
+
+    def rows(self, figures: Sequence[str], *, held_out: bool) -> list[Row]:
+        """The rows of some figures, all or only those of cases that nothing was fitted to."""
+        rows = self.comparison.rows
+        return [row for row in rows if row.figure in figures and not (held_out and row.case.id in self.fitted)]
 
 
 def serving(folder: Path, *, vary_pool: bool) -> Serving:
     """Run all cases of the files in a folder that are graded A or B; ``vary_pool``: see ``compare``."""
     cases = [case for name in FILES for case in read_cases(folder / name) if case.grade in "AB"]
     found = compare(cases, recipe_of, vary_pool=vary_pool)
-    return Serving(found, tuple(knees(found.rows)))
-
-
-def median_error(rows: Sequence[Row], figures: Sequence[str]) -> float:
-    """Median of the absolute errors of some figures."""
-    return statistics.median(abs(row.error) for row in rows if row.figure in figures)
+    return Serving(found, tuple(knees(found.rows)), frozenset(fitted_ids(folder)))
 
 
 def knees(rows: Sequence[Row]) -> list[Knee]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from calibrate.validation import argonne, serving
 from calibrate.validation.anchors import anchors
-from calibrate.validation.compare import grouped
+from calibrate.validation.compare import errors_of, grouped
 from calibrate.validation.readme import readme_table
 from calibrate.validation.recorded_sets import recorded_runs
 from calibrate.validation.run_text import run_lines
@@ -74,7 +74,9 @@ def serving_lines(data: Path) -> list[str]:
     outside = [row for row in counted if abs(row.error) > serving.OUTSIDE]
     lines = ["engines under load, cases of grade A and B:"]
     for what, figures in (("throughput", serving.THROUGHPUT), ("TPOT", serving.TPOT)):
-        lines.append(f"  median absolute error of {what}: {100 * serving.median_error(rows, figures):.1f} %")
+        every, held_out = (errors_of(found.rows(figures, held_out=held)).median for held in (False, True))
+        others = f"of cases not fitted to {100 * held_out:.1f} %"
+        lines.append(f"  median absolute error of {what}: {100 * every:.1f} %; {others}")
     lines += ["", *summary_table("absolute error", [*by_engine_card_figure(rows), ("all", list(rows))]), ""]
     lines += [f"{len(outside)} of {len(counted)} figures are off by more than {100 * serving.OUTSIDE:g} %, by cause:"]
     lines += summary_table("cause", list(grouped(outside, serving.cause).items()))
