@@ -96,6 +96,6 @@ def test_a_warning_comes_before_all_other_notes(tmp_path: Path) -> None:
     assert summary["cost_model"]["extrapolated_share"] == {"tokens": 0, "sequences": 2 / 3, "context": 0}
     assert summary["notes"][0] == (
         "WARNING: 67 % of the steps are outside the measured range (sequences up to 256, measured to 128); "
-        "the 0.4 % error does not apply to them"
+        f"the {100 * summary['cost_model']['error']['median']:.1f} % error does not apply to them"
     )
     assert len(summary["notes"]) > 1
