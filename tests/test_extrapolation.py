@@ -61,7 +61,7 @@ def test_a_run_beyond_the_measured_128_sequences_says_so(
 ) -> None:
     trace = tmp_path / "burst.csv"
     trace.write_text(own_csv(*[(0, 1, 3)] * num_requests))
-    summary = batchscope("run", "--trace", trace, "--json").summary
+    summary = batchscope("run", "--trace", trace, "--policy", "vllm-0.33", "--json").summary
     # One step computes the prompts and the first token of each, two decode the other tokens.
     assert summary["steps"]["count"] == 3
     assert summary["cost_model"]["extrapolated_steps"] == outside
@@ -92,7 +92,7 @@ def test_five_percent_are_a_remark_and_more_a_warning(inside: int, warns: bool) 
 def test_a_warning_comes_before_all_other_notes(tmp_path: Path) -> None:
     trace = tmp_path / "burst.csv"
     trace.write_text(own_csv(*[(0, 1, 3)] * 256))
-    summary = batchscope("run", "--trace", trace, "--json").summary
+    summary = batchscope("run", "--trace", trace, "--policy", "vllm-0.33", "--json").summary
     assert summary["cost_model"]["extrapolated_share"] == {"tokens": 0, "sequences": 2 / 3, "context": 0}
     assert summary["notes"][0] == (
         "WARNING: 67 % of the steps are outside the measured range (sequences up to 256, measured to 128); "
