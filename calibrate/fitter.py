@@ -30,6 +30,9 @@ HELD_OUT_SEED = 0
 CONTEXTS = (0, 128, 256, 512, 1024, 2048, 4096, 8192, 16_384, 32_768, 65_536, 131_072)
 """Knots of attention in the context, as far as it was measured."""
 
+_WALKS = 0.5
+"""Where a batch of unequal contexts lies between an even one at the mean (0) and one at the longest (1)."""
+
 _FEW_BATCHES = 20
 _FEW_CHUNKS = 4
 """Chunk sizes with cached tokens from which they are a table."""
@@ -65,8 +68,8 @@ class Terms(NamedTuple):
 
 
 class Uneven(NamedTuple):
-    """What the longest context over the mean costs: a part of a token of context (``fit_uneven``), or, where it was
-    measured on the card itself, seconds and seconds a sequence (``fit_walks``)."""
+    """What the longest context over the mean costs: a part of a token of context (``fit_uneven``), or, for kernels that
+    walk all sequences as far as the longest, seconds and seconds a sequence (``fit_walks``)."""
 
     share: float = 0.0
     walks: tuple[float, float] | None = None
@@ -151,9 +154,15 @@ def _uneven(profile: Profile, operator: str) -> Uneven:
     rows = profile.of(operator)
     if not rows:
         return Uneven()
-    if any(profile.sources[row.source].card not in ("", profile.card) for row in rows) or rows[0].chunks:
-        return Uneven(_uneven_share(rows))
-    return Uneven(walks=fit_walks(rows))
+    between = [
+        (row.seconds - row.even_seconds) / (row.longest_seconds - row.even_seconds)
+        for row in rows
+        if row.longest_seconds > row.even_seconds
+    ]
+    # Kernels that split work between blocks lie near the even batch, those that walk all as far as the longest beyond.
+    if between and statistics.median(between) > _WALKS:
+        return Uneven(walks=fit_walks(rows))
+    return Uneven(_uneven_share(rows))
 
 
 def _uneven_share(rows: Sequence[Measurement]) -> float:

@@ -80,8 +80,8 @@ class Session(Rounds):
             "your own measurement",
             today,
             method=(
-                f"medians of {self.rounds} interleaved rounds over {len(self.steps)} of {len(self.candidates)} steps;"
-                " attention is the difference to the same step without it"
+                f"medians of {self.rounds} interleaved rounds over {len(self.steps)} of {len(self.candidates)} steps,"
+                " each over how slow its neighbours in time were; attention is the difference to a step without it"
             ),
         )
         rows = tuple(rows_of(timed, shape.layers, self._block_bytes))

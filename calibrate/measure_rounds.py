@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from calibrate.measure_levels import levelled
 from calibrate.measure_points import Point, Step
 from calibrate.measure_rows import Timed
 
@@ -38,6 +39,7 @@ class Rounds:
         self._timer, self._swap_timer = timer, swap_timer
         self._heads: dict[int, list[float]] = {}
         self._swaps: dict[int, list[float]] = {blocks: [] for blocks in swaps}
+        self._played: list[list[tuple[Step, float]]] = []
         self._draw = random.Random(_SEED)
 
     def choose(self, budget_s: float) -> None:
@@ -57,8 +59,10 @@ class Rounds:
         """Every point, in an order of its own."""
         order = [step for step in self.steps for _ in range(_visits(step))]
         self._draw.shuffle(order)
-        for step in order:
-            self.steps[step].append(self._timer.seconds(step))
+        played = [(step, self._timer.seconds(step)) for step in order]
+        self._played.append(played)
+        for step, seconds in played:
+            self.steps[step].append(seconds)
         for rows, times in self._heads.items():
             times += [self._timer.head_seconds(rows) for _ in range(_BARE_VISITS)]
         for blocks, times in self._swaps.items():
@@ -66,8 +70,9 @@ class Rounds:
         self.rounds += 1
 
     def timed(self, middle: Middle = statistics.median) -> Timed:
-        """The middle of what was found so far at each point."""
-        return Timed(*(_middles(times, middle) for times in (self.steps, self._heads, self._swaps, self.hosts)))
+        """The middle of what was found so far at each point, steps without what slowed the machine for a while."""
+        found = (levelled(self._played), self._heads, self._swaps, self.hosts)
+        return Timed(*(_middles(times, middle) for times in found))
 
 
 def _visits(step: Step) -> int:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from random import Random
+from statistics import median
 
 import pytest
 
 from calibrate.execute import Options, open_machine, prepare_on
+from calibrate.measure_levels import levelled
 from calibrate.measure_points import Sizes, Step, grid, points
 from calibrate.measure_rows import Timed, rows_of
 from calibrate.profile_file import read_profile
@@ -78,6 +81,22 @@ def test_points_cover_the_range_before_they_get_finer() -> None:
 def test_sizes_between_two_ends(least: int, most: int, sizes: list[int]) -> None:
     assert sorted(grid(least, most)) == sizes
     assert grid(least, most)[least] == grid(least, most)[most] == 0
+
+
+def test_what_slows_a_part_of_a_round_down_is_divided_out() -> None:
+    truth = {number: 1.0 + number % 7 for number in range(60)}
+    draw, rounds = Random(0), []
+    for number in range(5):
+        order = list(truth)
+        draw.shuffle(order)
+        # From the fourth round on the machine is three times as slow, and twice more in half of the last one.
+        slow = [3.0 if number > 2 else 1.0] * 60
+        if number == 4:
+            slow[:30] = [6.0] * 30
+        rounds.append([(key, truth[key] * factor) for key, factor in zip(order, slow, strict=True)])
+    medians = {key: median(times) for key, times in levelled(rounds).items()}
+    assert medians == pytest.approx(truth, rel=0.01)
+    assert {key: max(times) for key, times in levelled(rounds[:3]).items()} == pytest.approx(truth)
 
 
 def test_attention_is_what_a_step_takes_beyond_the_same_without() -> None:
