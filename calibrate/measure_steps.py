@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -139,12 +139,12 @@ class SwapTimer:
 
         self._pool = SwapPool(num_blocks, cache)
 
-    def seconds(self, num_blocks: int) -> float:
-        """Device time of one transfer out."""
+    def seconds(self, num_blocks: int, kind: Literal["out", "in"] = "out") -> float:
+        """Device time of one transfer, out unless said otherwise."""
         from policies.core.plan import Transfer
 
         blocks = tuple(range(num_blocks))
-        self._pool.start([Transfer(0, 0, "out", blocks, blocks, True)])
+        self._pool.start([Transfer(0, 0, kind, blocks, blocks, True)])
         self._pool.wait()
         (moved,) = self._pool.done()
         return moved.seconds

@@ -1,0 +1,1 @@
+"""The stages of ``python -m calibrate.gpu_check`` (docs/gpu-check.md)."""
