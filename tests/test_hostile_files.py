@@ -57,7 +57,7 @@ def test_json_that_python_cannot_read_is_refused_in_one_line(
     tmp_path: Path, text: str, read: Callable[[Path], object], error: type[UserError]
 ) -> None:
     path = tmp_path / "input.json"
-    path.write_text(text)
+    path.write_text(text + "\n")  # a last line of a record without an end was cut off by a kill, and is left out
     with pytest.raises(error, match=r"input\.json") as caught:
         read(path)
     assert "\n" not in str(caught.value)
