@@ -21,6 +21,7 @@ from sim.config import RunConfig, config_from_tables, load_config
 from sim.interrupts import interrupting
 from sim.machine import model_notes, shape_of
 from sim.notes import workload_notes
+from sim.record import Tee
 from sim.result import Result
 from sim.runs import check_new, make_new
 from traces.workload.source import Workload
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from gpu_backend.device import Placement
     from gpu_backend.model import LlamaModel
     from gpu_backend.runner import Sampling
+    from policies.core.protocols import StepObserver
 
 RANDOM = "random"
 """Weights that are drawn, in the shape that [model] names."""
@@ -183,9 +185,10 @@ def run_on(
     texts: Texts | None = None,
     progress: Callable[[float, int], None] | None = None,
     interruptible: bool = False,
+    observer: StepObserver | None = None,
 ) -> Result:
     """Run what ``prepare_on`` built, once; ``interruptible`` as for ``sim.api.run_setup``. ``out`` may be what makes
-    the folder, which is called when memory has been found for everything."""
+    the folder, which is called when memory has been found for everything. ``observer`` is told of every step, too."""
     from gpu_backend.loop import Door, RealTimeLoop
     from gpu_backend.traffic import Traffic
 
@@ -200,7 +203,8 @@ def run_on(
         hardware=machine.name,
         executor=_how(machine, options, backend),
     )
-    engine = Engine(setup.policy, observer=writer.observer, deliver_at_batch_end=setup.options.deliver_at_batch_end)
+    watching = writer.observer if observer is None else Tee(writer.observer, observer)
+    engine = Engine(setup.policy, observer=watching, deliver_at_batch_end=setup.options.deliver_at_batch_end)
     workload = setup.workload
     loop = RealTimeLoop(
         engine,

@@ -1,0 +1,218 @@
+"""``python -m calibrate.agreement`` (``make validate``): simulated against measured on the executor, on this CPU.
+
+Each round times steps for the calibration and executes every workload once, all in one process, so that whatever else
+the machine does hits both alike. A cost file is then fitted to the timed steps alone and every workload simulated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from calibrate.agreement_figures import Compared, compare
+from calibrate.agreement_steps import DoneStep, StepKeeper, step_errors
+from calibrate.agreement_text import page
+from calibrate.agreement_workloads import Case, Scale, cases, full_house
+from calibrate.execute import Machine, Options, open_machine, prepare_on, run_on
+from calibrate.fit import fit_profile
+from calibrate.measure import Session
+from policies.catalog import card
+from policies.core.errors import UserError
+from sim.api import Setup, prepare, run_setup
+from sim.config import RunConfig, config_from_tables
+from sim.decisions import compare_decisions
+from sim.machine import swap_link
+from sim.result import Result
+
+SCHEMA = "batchscope-agreement/1"
+_CARD = "cpu"
+_MIDDLES: dict[str, Callable[[Sequence[float]], float]] = {"median": statistics.median, "mean": statistics.fmean}
+
+
+class Plan(NamedTuple):
+    """How much is done: ``rounds``, seconds of timed steps in each, and which middle of a step's times is fitted."""
+
+    scale: Scale = Scale()
+    rounds: int = 5
+    step_s: float = 6.0
+    middle: str = "median"
+
+
+class Told(NamedTuple):
+    """A workload's runs: their summaries and their steps."""
+
+    summaries: list[dict[str, Any]]
+    steps: list[DoneStep]
+
+
+class Trial:
+    """The model on its device, what was timed, and what was executed. ``tell`` hears how it goes."""
+
+    def __init__(self, plan: Plan, folder: Path, tell: Callable[[str], object]) -> None:
+        self.plan, self._folder, self._tell = plan, folder, tell
+        self._options = Options(device="cpu", dtype="float32")
+        base = full_house(plan.scale)
+        self.machine: Machine = open_machine(base, self._options)
+        self.session = Session(self.machine, base, self._options)
+        self.session.choose(plan.step_s * plan.rounds)
+        self._calibrate()
+        self.cases = cases(plan.scale, self._capacity_per_s(base))
+        self.told = {case.name: Told([], []) for case in self.cases}
+
+    @property
+    def costs(self) -> Path:
+        """The cost file of all that was timed so far."""
+        return self._folder / "costs.json"
+
+    def play(self) -> None:
+        """All rounds; the first one's calibration was made before the rates were chosen."""
+        for number in range(self.plan.rounds):
+            if number:
+                self._calibrate()
+            for case in self.cases:
+                keeper = StepKeeper()
+                summary = run_on(self.machine, self._setup(case.config), self._options, observer=keeper).summary
+                told = self.told[case.name]
+                told.summaries.append(summary)
+                told.steps.extend(keeper.steps)
+                self._tell(f"round {number + 1}, {case.name}: {summary['duration_s']:.2f} s")
+        self._fit()
+
+    def simulate(self, config: RunConfig, out: Path | None = None) -> tuple[Setup, Result]:
+        """The same workload with the fitted costs."""
+        tables = self._setup(config).config.to_dict()
+        tables["hardware"]["cost_model"] = str(self.costs)
+        setup = prepare(config_from_tables(tables))
+        return setup, run_setup(setup, out=out)
+
+    def decides_alike(self, case: Case) -> str:
+        """Both worlds' decisions, compared step by step: empty where none differs, else the first that does."""
+        tables = case.config.to_dict()
+        tables["sim"]["record"] = "decisions"
+        config = config_from_tables(tables)
+        with tempfile.TemporaryDirectory(dir=self._folder) as name:
+            real, simulated = Path(name) / "real", Path(name) / "simulated"
+            run_on(self.machine, self._setup(config), self._options, out=real)
+            self.simulate(config, simulated)
+            found = compare_decisions(real, simulated, ("executed", "simulated"))
+        return found.difference or ""
+
+    def _calibrate(self) -> None:
+        self.session.host_round()
+        began = time.perf_counter()
+        self.session.round()
+        while 2 * (time.perf_counter() - began) < self.plan.step_s:
+            self.session.round()
+        self._tell(f"{len(self.session.steps)} kinds of steps timed, {self.session.rounds} times")
+
+    def _capacity_per_s(self, base: RunConfig) -> float:
+        self._fit()
+        _, result = self.simulate(base)
+        return float(result.summary["throughput"]["requests_per_s"])
+
+    def _fit(self) -> None:
+        profile = self.session.profile(_CARD, _MIDDLES[self.plan.middle])
+        fitted = fit_profile(profile, self.machine.model.shape, card(_CARD), name="timed steps", date=_today())
+        self.costs.write_text(json.dumps(fitted.cost_file), encoding="utf-8")
+
+    def _setup(self, config: RunConfig) -> Setup:
+        return prepare_on(self.machine, config)
+
+
+def agreement(plan: Plan, folder: Path, tell: Callable[[str], object] = lambda text: None) -> dict[str, Any]:
+    """Play the rounds, simulate, and compare; what was found, JSON-ready. ``folder`` keeps the cost file."""
+    trial = Trial(plan, folder, tell)
+    trial.play()
+    found = []
+    for case in trial.cases:
+        told = trial.told[case.name]
+        setup, result = trial.simulate(case.config)
+        compared = compare(told.summaries, result.summary)
+        differs = trial.decides_alike(case) if case.timeless else None
+        found.append(
+            {
+                "name": case.name,
+                "what": case.what,
+                "figures": [one.to_dict() for one in compared],
+                "runs_s": [summary["duration_s"] for summary in told.summaries],
+                "steps": step_errors(told.steps, setup.costs, swap_link(setup.config, setup.shape, 16)),
+                "first_differing_decision": differs,
+                "holds": _holds(compared) and not differs,
+            }
+        )
+    return {
+        "schema": SCHEMA,
+        "date": _today(),
+        "device": trial.machine.name,
+        "model": plan.scale.model,
+        "dtype": "float32",
+        "plan": {**plan._asdict(), "scale": plan.scale._asdict()},
+        "calibration_rounds": trial.session.rounds,
+        "calibration_steps": len(trial.session.steps),
+        "workloads": found,
+        "holds": all(case["holds"] for case in found),
+    }
+
+
+def _holds(compared: Sequence[Compared]) -> bool:
+    return all(one.holds for one in compared)
+
+
+def _today() -> str:
+    return datetime.datetime.now(tz=datetime.UTC).date().isoformat()
+
+
+def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m calibrate.agreement", description=__doc__)
+    usual, scale = Plan(), Scale()
+    parser.add_argument("--model", default=scale.model, help="shape of the catalog [15m]")
+    parser.add_argument("--requests", type=int, default=scale.num_requests, help="of each workload")
+    parser.add_argument("--seqs", type=int, default=scale.max_num_seqs, help="most requests of a step")
+    parser.add_argument("--rounds", type=int, default=usual.rounds)
+    parser.add_argument("--step-seconds", type=float, default=usual.step_s, help="of timed steps, a round")
+    parser.add_argument("--middle", choices=_MIDDLES, default=usual.middle, help="of a step's times, for the fit")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--out", type=Path, default=Path("runs/agreement"), help="gets agreement.json and costs.json")
+    return parser.parse_args(words)
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run, write, and print the table; 1 where a figure is beyond its limit, 2 for what cannot be run."""
+    options = _arguments(words)
+    scale = Scale(options.model, options.seqs, num_requests=options.requests)
+    plan = Plan(scale, options.rounds, options.step_seconds, options.middle)
+    try:
+        _fix_threads(options.threads)
+        options.out.mkdir(parents=True, exist_ok=True)
+        found = agreement(plan, options.out, lambda text: print(text, file=sys.stderr, flush=True))
+    except (UserError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    (options.out / "agreement.json").write_text(json.dumps(found, indent=1, allow_nan=False), encoding="utf-8")
+    print(page(found))
+    return 0 if found["holds"] else 1
+
+
+def _fix_threads(threads: int) -> None:
+    """That many threads of torch, on that many processors, where the system lets one choose."""
+    from gpu_backend.extras import require
+
+    require("torch", "safetensors", extra="gpu")
+    import torch
+
+    torch.set_num_threads(threads)
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-threads:])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

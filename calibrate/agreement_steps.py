@@ -1,0 +1,92 @@
+"""Every step of an executed run beside what the cost model says of it."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from policies.core.plan import Finish, StepPlan, StepResult
+from policies.core.request import Request
+from sim.costs.model import CostModel
+from sim.world.replica import SwapLink
+
+EDGES = (-0.5, -0.2, -0.1, -0.05, 0.0, 0.05, 0.1, 0.2, 0.5)
+"""Where the bins of the histogram of relative errors begin and end; the outer ones are open."""
+
+
+class DoneStep(NamedTuple):
+    """A step that was run, and its seconds from plan to result."""
+
+    plan: StepPlan
+    seconds: float
+
+    @property
+    def kind(self) -> str:
+        """What it did."""
+        if any(transfer.blocking for transfer in self.plan.transfers):
+            return "with a swap"
+        if not self.plan.chunks:
+            return "decode"
+        return "both" if self.plan.num_seqs else "prefill"
+
+
+class StepKeeper:
+    """An observer that keeps the steps of a run."""
+
+    def __init__(self) -> None:
+        self.steps: list[DoneStep] = []
+
+    def on_arrival(self, request: Request, now_s: float) -> None:
+        """Nothing is noted."""
+
+    def on_begin(self, plan: StepPlan, now_s: float, *, fresh: bool) -> None:
+        """Nothing is noted."""
+
+    def on_step(self, plan: StepPlan, result: StepResult) -> None:
+        """Keep a step. Plans carried on are plans of their own here: real backends run step by step."""
+        if plan.num_tokens:
+            self.steps.append(DoneStep(plan, result.end_s - result.start_s))
+
+    def on_finish(self, finish: Finish, now_s: float) -> None:
+        """Nothing is noted."""
+
+
+def predicted_s(plan: StepPlan, costs: CostModel, link: SwapLink) -> float:
+    """What the simulator would charge for a step."""
+    seconds = costs.step_time_s(plan.num_tokens, plan.num_seqs, plan.sum_context, plan.max_context, plan.chunks)
+    for transfer in plan.transfers:
+        if transfer.blocking:
+            blocks = len(transfer.src)
+            seconds += costs.swap_time_s(blocks * link.block_bytes, blocks * link.pieces_per_block)
+    return seconds
+
+
+def step_errors(steps: Iterable[DoneStep], costs: CostModel, link: SwapLink) -> dict[str, dict[str, Any]]:
+    """By kind of step: how many, the median and mean of the measured seconds, the sum's error, the median of the
+    absolute errors, and how many errors lie in each bin of ``EDGES``."""
+    by_kind: dict[str, list[tuple[float, float]]] = {}
+    for step in steps:
+        by_kind.setdefault(step.kind, []).append((step.seconds, predicted_s(step.plan, costs, link)))
+    by_kind["all"] = [pair for pairs in by_kind.values() for pair in pairs]
+    return {kind: _errors(pairs) for kind, pairs in by_kind.items() if pairs}
+
+
+def _errors(pairs: Sequence[tuple[float, float]]) -> dict[str, Any]:
+    measured = [pair[0] for pair in pairs]
+    errors = [predicted / seconds - 1 for seconds, predicted in pairs]
+    return {
+        "steps": len(pairs),
+        "median_s": statistics.median(measured),
+        "mean_s": statistics.fmean(measured),
+        "error_of_sum": sum(pair[1] for pair in pairs) / sum(measured) - 1,
+        "median_error": statistics.median(errors),
+        "median_abs_error": statistics.median(abs(error) for error in errors),
+        "histogram": _histogram(errors),
+    }
+
+
+def _histogram(errors: Sequence[float]) -> list[int]:
+    bounds = [float("-inf"), *EDGES, float("inf")]
+    return [sum(low <= error < high for error in errors) for low, high in pairwise(bounds)]

@@ -1,0 +1,88 @@
+"""What an agreement found, in Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from typing import Any
+
+from calibrate.agreement_steps import EDGES
+
+_SHOWN = {"ttft_s": "TTFT", "itl_s": "ITL", "tpot_s": "TPOT", "e2e_s": "E2E"}
+
+
+def page(found: Mapping[str, Any]) -> str:
+    """The tables, and whether every figure is within its limit."""
+    plan = found["plan"]
+    lines = [
+        f"Measured on {found['device']}, {found['date']}: the {found['model']} shape, random weights, {found['dtype']};"
+        f" {plan['scale']['num_requests']} requests a workload, medians of {plan['rounds']} runs, calibrated on"
+        f" {found['calibration_steps']} kinds of steps timed between them.",
+        "",
+        "| workload | figure | measured | simulated | error | noise | limit |",
+        "|---|---|--:|--:|--:|--:|--:|",
+    ]
+    for case in found["workloads"]:
+        lines += _rows(case)
+    lines += ["", *_decisions(found), "", *_steps(found)]
+    missed = [
+        f"{case['name']}: {one['figure']}" for case in found["workloads"] for one in case["figures"] if not one["holds"]
+    ]
+    lines += ["", f"Beyond its limit: {', '.join(missed)}." if missed else "All within their limits."]
+    return "\n".join(lines)
+
+
+def _rows(case: Mapping[str, Any]) -> Iterator[str]:
+    name = f"{case['name']} ({case['what']})"
+    for one in case["figures"]:
+        if not one["measured"] and not one["simulated"]:
+            continue
+        yield _line(
+            name,
+            _words(one["figure"]),
+            _value(one["figure"], one["measured"]),
+            _value(one["figure"], one["simulated"]),
+            f"{100 * one['error']:+.1f} %",
+            "-" if one["noise"] is None else f"{100 * one['noise']:.1f} %",
+            "" if one["limit"] is None else f"{100 * one['limit']:.1f} %" + ("" if one["holds"] else ", missed"),
+        )
+        name = ""
+
+
+def _decisions(found: Mapping[str, Any]) -> Iterator[str]:
+    for case in found["workloads"]:
+        differs = case["first_differing_decision"]
+        if differs is not None:
+            yield f"First differing decision, {case['name']}: {differs or 'none'}."
+
+
+def _steps(found: Mapping[str, Any]) -> Iterator[str]:
+    bounds = [f"{100 * edge:+.0f}" for edge in EDGES]
+    bins = [f"< {bounds[0]} %", *(f"{low} to {high}" for low, high in pairwise(bounds))]
+    yield _line("error of predicted steps", "number", "median, ms", "error of the sum", *bins, f">= {bounds[-1]}")
+    yield _line("---", *["--:"] * (len(bins) + 4))
+    for case in found["workloads"]:
+        for kind, one in case["steps"].items():
+            shares = [f"{100 * count / one['steps']:.0f} %" if count else "" for count in one["histogram"]]
+            yield _line(
+                f"{case['name']}: {kind}",
+                f"{one['steps']:,}",
+                f"{1e3 * one['median_s']:.2f}",
+                f"{100 * one['error_of_sum']:+.1f} %",
+                *shares,
+            )
+
+
+def _words(figure: str) -> str:
+    name, _, statistic = figure.partition(" ")
+    return f"{_SHOWN[name]} {statistic}, ms" if name in _SHOWN else "output tokens/s" if "tokens" in name else figure
+
+
+def _value(figure: str, value: float) -> str:
+    if figure.partition(" ")[0] in _SHOWN:
+        return f"{1e3 * value:,.1f}"
+    return f"{value:,.1f}" if value % 1 else f"{value:,.0f}"
+
+
+def _line(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |"
