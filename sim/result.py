@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 FIGURES = ("over_time", "ttft", "itl", "tpot", "e2e", "ttft_by_prompt", "ttft_by_arrival", "gaps", "requests", "bound")
 """Names of the figures of a run, those of its page."""
 
+_ALONE = ("gaps", "requests")
+
 
 class Result:
     """What a run gave: ``summary`` (the content of summary.json), ``notices`` for the reader, ``metrics``, the record
@@ -83,14 +85,17 @@ class Result:
         digest = None if self._digest is None else self._digest.to_dict()
         return make_view(self.record, digest, self._toml, self.folder)
 
-    def figure(self, name: str = "over_time") -> go.Figure:
-        """One of ``FIGURES`` as a plotly figure. Raises a UserError for another name, or where the run has no data for
-        it."""
+    def figure(self, name: str = "over_time", *beside: Result) -> go.Figure:
+        """One of ``FIGURES`` as a plotly figure, with those of the results ``beside`` laid over it; ``gaps`` and
+        ``requests`` show one run alone. Raises a UserError for another name, or where the run has no data for it."""
         from sim.report import bound, distributions, gantt, lives, over_time
+        from sim.report.view import side_by_side
 
         if name not in FIGURES:
             raise UserError(f"figure {name!r}: use one of {', '.join(FIGURES)}{closest(name, FIGURES)}")
-        views = [self.view]
+        if beside and name in _ALONE:
+            raise UserError(f"figure {name!r} shows one run; draw it for each result")
+        views = side_by_side([self.view, *(other.view for other in beside)])
         makers: dict[str, Callable[[], Figure | None]] = {
             "over_time": lambda: over_time.over_time(views),
             "ttft": lambda: distributions.ecdf(views, "ttft_s"),

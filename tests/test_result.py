@@ -37,6 +37,15 @@ def test_another_name_is_answered_with_those_there_are(result: Result) -> None:
         result.figure("over-time")
 
 
+def test_figures_of_several_runs_are_laid_over_each_other(result: Result) -> None:
+    other = simulate(overrides=RUN, preset="vllm-0.6-swap")
+    for name in ("over_time", "ttft", "ttft_by_prompt"):
+        names = {trace.name for trace in result.figure(name, other).data}
+        assert {result.view.label, other.view.label} <= names, name
+    with pytest.raises(UserError, match="figure 'requests' shows one run; draw it for each result"):
+        result.figure("requests", other)
+
+
 def test_a_figure_without_samples_says_so() -> None:
     batch = simulate(overrides=[*CHAT, "workload.rate_per_s=30", "workload.num_requests=8"], preset="ft-static")
     with pytest.raises(UserError, match="figure 'itl': this run has no samples for it"):

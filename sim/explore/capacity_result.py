@@ -188,7 +188,7 @@ class CapacityResult:
 
         if not self.curve:
             raise UserError("this search has no curve: no rate meets its limits, or curve was False")
-        figure: go.Figure = pareto(self).plotly()
+        figure: go.Figure = pareto(self).with_legend().plotly()
         return figure
 
     def report(self, path: str | Path) -> Path:

@@ -151,7 +151,7 @@ class SweepResult:
         names = ("pareto", *self.spec.space)
         if name not in names:
             raise UserError(f"figure {name!r}: use one of {', '.join(names)}{closest(name, names)}")
-        figure: go.Figure = (pareto(self) if name == "pareto" else response(self, name)).plotly()
+        figure: go.Figure = (pareto(self) if name == "pareto" else response(self, name)).with_legend().plotly()
         return figure
 
     def save(self, folder: str | Path | None = None) -> Path:

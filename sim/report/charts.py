@@ -32,6 +32,13 @@ class Figure(NamedTuple):
 
         return go.Figure({"data": list(self.data), "layout": dict(self.layout)})
 
+    def with_legend(self) -> Figure:
+        """With the names of its lines above it, for where no page tells them."""
+        layout = {**self.layout, "showlegend": True, "legend": _legend(1.0)}
+        layout["margin"] = {**self.layout["margin"], "t": TOP_PX + 2 * _LEGEND_LINE_PX}
+        layout["height"] = self.layout["height"] + 2 * _LEGEND_LINE_PX
+        return Figure(self.data, layout)
+
     def to_json(self) -> str:
         """Its JSON text."""
         return json.dumps({"data": self.data, "layout": self.layout}, separators=(",", ":"), allow_nan=False)
