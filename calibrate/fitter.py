@@ -340,7 +340,8 @@ def split(points: Sequence[_P], seed: int) -> tuple[list[_P], list[_P]]:
 
 
 def _as_far(knots: Sequence[int], longest: int) -> tuple[int, ...]:
-    return tuple(knot for knot in knots if knot < 1.5 * longest) if longest else tuple(knots[:2])
+    near = tuple(knot for knot in knots if knot < 1.5 * longest)
+    return near if len(near) > 1 else tuple(knots[:2])
 
 
 def _token_s(decode: DecodeTerm) -> float:

@@ -41,7 +41,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--device", help="cuda, cuda:N or cpu (default: cuda, or what --out holds with --resume)")
     parser.add_argument("--model", help="a name of the catalog (default: llama-2-7b, on a CPU 15m)")
-    parser.add_argument("--out", type=Path, default=Path("gpu-check"), help="folder of the results (default: %(default)s)")
+    parser.add_argument(
+        "--out", type=Path, default=Path("gpu-check"), help="folder of the results (default: %(default)s)"
+    )
     parser.add_argument("--resume", action="store_true", help="leave out the stages that are complete in --out")
     parser.add_argument("--stages", help=f"only these, by comma: {', '.join(stage.name for stage in STAGES)}")
     parser.add_argument("--deadline-s", type=float, default=_DEADLINE_S, help="seconds in all (default: %(default).0f)")

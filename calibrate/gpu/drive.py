@@ -134,7 +134,8 @@ def drive(
     found = metrics.result()
     answered = found.counts.get("finished", 0)
     if answered < workload.num_requests:
-        raise RunError(f"{chosen.name}: {answered} of {workload.num_requests} requests answered in {max_time_s} s")
+        asked = f"{answered} of {workload.num_requests} requests answered"
+        raise RunError(f"{chosen.name}: {asked} when its time was over ({ending.end_s:.0f} s)")
     return Driven(backend.outputs, found, log.steps, backend.moved, log.preemptions)
 
 

@@ -34,18 +34,20 @@ def run(check: Check) -> None:
     known = check.record.found["environment"]
     check.say(f"{known['name']}, driver {known['driver'] or '-'}, torch {known['torch']}, {known['date']}")
     ceilings: dict[str, float] = {}
-    for name, measure in (
-        ("copy", lambda: _copy(device)),
-        ("matmul", lambda: _matmul(device, check.where.dtype)),
-        ("link", lambda: _link(device)),
-        ("launch", lambda: _launches(device, check.where.ops)),
-    ):
+    measures: dict[str, Callable[[], dict[str, float]]] = {
+        "copy": lambda: _copy(device),
+        "matmul": lambda: _matmul(device, check.where.dtype),
+        "link": lambda: _link(device),
+        "launch": lambda: _launches(device, check.where.ops),
+    }
+    for name, measure in measures.items():
         if ceilings and check.left_s() <= 0:
             break
         found = measure()
         ceilings |= found
         check.record.keep(ceilings=ceilings)
-        check.say(f"{name}: " + ", ".join(f"{key} {_short(key, value)}" for key, value in found.items()))
+        shown = (f"{key.removesuffix('_per_s')} {_short(key, value)}" for key, value in found.items())
+        check.say(f"{name}: {', '.join(shown)}")
 
 
 def environment(device: torch.device) -> dict[str, Any]:
@@ -175,7 +177,7 @@ def _launches(device: torch.device, ops: Ops) -> dict[str, float]:
 
 def _short(key: str, value: float) -> str:
     if key.endswith("flops_per_s"):
-        return f"{value / 1e12:.3g} TFLOPS"
+        return f"{value / 1e12:.4g} TFLOPS"
     if key.endswith("_per_s"):
         return f"{value / 1e9:.4g} GB/s"
     return f"{1e6 * value:.2f} us" if key.endswith("_s") else f"{value:,.0f}"

@@ -47,6 +47,10 @@ class Grid(NamedTuple):
     swaps: tuple[int, ...]
     hosts: tuple[int, ...]
     """Clients of the runs that tell what the host takes."""
+    finest: int
+    """Level of the finest points for the fit."""
+    rounds: int
+    """Most rounds over them."""
 
 
 def grid(on_cuda: bool, shape: ModelShape, cache_tokens: int) -> Grid:
@@ -58,23 +62,26 @@ def grid(on_cuda: bool, shape: ModelShape, cache_tokens: int) -> Grid:
         prefill = [(2048, 0), (512, 0), (16, 0), (64, 0), (128, 0), (256, 0), (1024, 0), (4096, 0)]
         prefill += [(512, 512), (512, 1536), (16, 1024)]
         mixed = [(rows, tokens) for rows in (8, 32) for tokens in (128, 512)]
-        sizes, swaps, hosts = Sizes(longest, 64, longest, cache_tokens), (1, 4, 16, 64, 128), (32, 1, 8)
+        sizes = Sizes(longest, 64, longest, cache_tokens)
+        swaps: tuple[int, ...] = (1, 4, 16, 64, 128)
+        hosts: tuple[int, ...] = (32, 1, 8)
         eager: tuple[int, ...] = (1, 8, 32)
     else:
-        longest = min(shape.max_model_len, 112)
+        longest = min(shape.max_model_len, 256)
         decode = [(rows, context) for rows in (1, 8, 32) for context in (28, 100)]
         prefill, mixed = [(16, 0), (64, 0), (64, 32)], [(8, 16)]
         sizes, swaps, hosts = Sizes(longest, 32, longest, cache_tokens), (1, 4, 16), (8, 1)
         eager = ()
     fits = [pair for pair in decode if pair[1] <= shape.max_model_len and pair[0] * (pair[1] + PAGE) <= cache_tokens]
     chunks = [pair for pair in prefill if sum(pair) <= shape.max_model_len]
-    return Grid(sizes, tuple(fits), eager, tuple(chunks), tuple(mixed), swaps, hosts)
+    finest, rounds = (2, 3 * LEAST_ROUNDS) if on_cuda else (0, LEAST_ROUNDS)
+    return Grid(sizes, tuple(fits), eager, tuple(chunks), tuple(mixed), swaps, hosts, finest, rounds)
 
 
 def make_timer(check: Check) -> StepTimer:
     """The timer of the model in as large a pool as the grid can use."""
     shape, where = check.model.shape, check.where
-    most = 64 * 2064 if check.settings.on_cuda else 32 * 128
+    most = 64 * 2064 if check.settings.on_cuda else 32 * 256
     each = block_bytes(shape, PAGE, where.dtype)
     blocks = min(most // PAGE, int(_SHARE_OF_FREE_MEMORY * free_bytes(where.device)) // each)
     cache = KvCache(blocks, shape, PAGE, where.dtype, where.device)
@@ -209,10 +216,11 @@ def _fit_points(check: Check, chosen: Grid, swap_timer: SwapTimer, swaps: Sequen
     """Rounds over as many points as most of the stage's time allows, and at least some."""
     budget_s = 0.75 * check.left_s()
     until_s = time.monotonic() + budget_s
-    rounds = Rounds(check.timer, swap_timer, points(chosen.sizes), swaps)
+    candidates = [point for point in points(chosen.sizes) if point.level <= chosen.finest]
+    rounds = Rounds(check.timer, swap_timer, candidates, swaps)
     rounds.choose(budget_s)
     last_s = 0.0
-    while rounds.rounds < 2 or (time.monotonic() + last_s < until_s and rounds.rounds < 3 * LEAST_ROUNDS):
+    while rounds.rounds < 2 or (time.monotonic() + last_s < until_s and rounds.rounds < chosen.rounds):
         began_s = time.monotonic()
         rounds.round()
         last_s = time.monotonic() - began_s

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from calibrate.gpu.drive import StepLine
@@ -29,7 +30,7 @@ def host_time(
     gives the seconds of their graph by the mean context."""
     pairs = [
         (after.end_s - before.end_s, after)
-        for before, after in zip(steps, steps[1:], strict=False)
+        for before, after in pairwise(steps)
         if after.num_seqs == clients and not after.chunks and not after.moved and not before.chunks
     ]
     if not pairs:

@@ -95,7 +95,7 @@ def _run_job(job: Job, limit_s: float) -> tuple[list[tuple[str, Any]], str, floa
             last = ended.stderr.strip().splitlines()[-1:] or ["no message"]
             error = f"exit code {ended.returncode}: {last[0][:200]}"
     except subprocess.TimeoutExpired as late:
-        output = late.stdout.decode() if isinstance(late.stdout, bytes) else late.stdout or ""
+        output = (late.stdout or b"").decode()  # bytes, whatever ``text`` says
         error = f"not over after {limit_s:.0f} s"
     lines = [json.loads(line) for line in output.splitlines() if line.startswith("[")]
     return [(str(kind), line) for kind, line in lines], error, monotonic() - began_s

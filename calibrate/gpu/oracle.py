@@ -28,7 +28,9 @@ class Oracle:
     def __init__(self, shape: ModelShape, device: torch.device, ops: Ops) -> None:
         require("transformers", extra="gpu")
         from transformers import LlamaConfig, LlamaForCausalLM
+        from transformers.utils import logging
 
+        logging.disable_progress_bar()
         torch.manual_seed(_SEED)
         config = LlamaConfig(
             vocab_size=shape.vocab,

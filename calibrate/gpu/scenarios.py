@@ -15,7 +15,8 @@ LEVELS = {1: 8, 4: 16, 8: 32, 16: 48, 32: 64}
 
 _MOST_CLIENTS = 32
 _BLOCK_SIZE = 16
-_PROMPT, _OUTPUT, _MAX_MODEL_LEN, _CAPPED_BLOCKS = (50, 200), (100, 500), 1024, 600
+_PROMPT, _OUTPUT = (50, 200), (100, 500)
+_MAX_MODEL_LEN, _STEP_TOKENS, _CAPPED_BLOCKS = 1024, 2048, 600
 
 
 class Scenario(NamedTuple):
@@ -34,38 +35,37 @@ def scenarios(shape: ModelShape, divisor: int) -> list[Scenario]:
     """All runs, in order of worth; requests and lengths divided by ``divisor``, but at least a request a client."""
     longest = min(-(-_MAX_MODEL_LEN // divisor // _BLOCK_SIZE) * _BLOCK_SIZE, shape.max_model_len)
     pool = _MOST_CLIENTS * longest // _BLOCK_SIZE
+    budget = {"max_num_batched_tokens": max(_STEP_TOKENS // divisor, longest)}
     capped = max(_CAPPED_BLOCKS // divisor, longest // _BLOCK_SIZE)
 
     def of(name: str, preset: str, clients: int, **engine: Any) -> Scenario:
         usual = {"preset": preset, "max_num_seqs": clients, "max_model_len": longest, "num_gpu_blocks": pool}
-        return Scenario(
-            f"{name}-{clients}",
-            {
-                "model": {"name": shape.name},
-                "engine": {**usual, **engine},
-                "workload": {
-                    "generator": "closed-loop",
-                    "concurrency": clients,
-                    "num_requests": max(clients, LEVELS[clients] // divisor),
-                    "prompt": _uniform(_PROMPT, divisor),
-                    "output": _uniform(_OUTPUT, divisor),
-                },
-            },
-        )
+        workload = {
+            "generator": "closed-loop",
+            "concurrency": clients,
+            "num_requests": max(clients, LEVELS[clients] // divisor),
+            "prompt": _uniform(_PROMPT, divisor),
+            "output": _uniform(_OUTPUT, divisor),
+        }
+        tables = {"model": {"name": shape.name}, "engine": {**usual, **engine}, "workload": workload}
+        return Scenario(f"{name}-{clients}", tables)
 
-    swap_bytes = capped * shape.block_bytes(_BLOCK_SIZE)
+    def paged(clients: int) -> Scenario:
+        return of("paged", "vllm-0.6", clients, **budget)
+
+    swap = {"num_gpu_blocks": capped, "swap_space_bytes": capped * shape.block_bytes(_BLOCK_SIZE)}
     return [
-        of("paged", "vllm-0.6", 32),
-        of("paged", "vllm-0.6", 8),
+        paged(32),
+        paged(8),
         of("static", "ft-static", 32),
         of("orca", "orca-max", 32),
-        of("capped-swap", "vllm-0.6-swap", 32, num_gpu_blocks=capped, swap_space_bytes=swap_bytes),
-        of("capped-recompute", "vllm-0.6", 32, num_gpu_blocks=capped),
-        of("paged", "vllm-0.6", 1),
+        of("capped-swap", "vllm-0.6-swap", 32, **budget, **swap),
+        of("capped-recompute", "vllm-0.6", 32, **budget, num_gpu_blocks=capped),
+        paged(1),
         of("static", "ft-static", 8),
         of("orca", "orca-max", 8),
-        of("paged", "vllm-0.6", 4),
-        of("paged", "vllm-0.6", 16),
+        paged(4),
+        paged(16),
     ]
 
 

@@ -11,6 +11,7 @@ from calibrate.gpu.stages import STAGES
 
 Found = Mapping[str, Any]
 _TARGET_CARD = "h200-141gb"
+_DECODE_TIMES = ("step_s", "graph_s", "eager_s", "bound_s")
 
 
 class Target(NamedTuple):
@@ -71,7 +72,8 @@ def _decode_at(batch: int) -> Callable[[Found, Found], float | None]:
     def find(environment: Found, grids: Found) -> float | None:
         for row in grids.get("decode", ()):
             if (row["sequences"], row["context"]) == (batch, 275):
-                return row.get("graph_s")
+                found: float | None = row.get("graph_s")
+                return found
         return None
 
     return find
@@ -143,9 +145,9 @@ def _grids(grids: Found, environment: Found) -> Iterator[str]:
 
     if grids.get("decode"):
         rows = [
-            (f"{row['sequences']} x {row['context']}", *(cell(row, key) for key in ("step_s", "graph_s", "eager_s", "bound_s")))
+            (f"{row['sequences']} x {row['context']}", *(cell(row, key) for key in _DECODE_TIMES))
             for row in grids["decode"]
-        ]  # fmt: skip
+        ]
         yield from _table(("decode, ms", "step", "graph alone", "eager step", "bound"), rows)
         yield ""
     if grids.get("prefill"):
@@ -237,5 +239,3 @@ def write_page(settings: Settings, folder: Path) -> str:
     text = page(settings)
     (folder / "gpu-check.md").write_text(text, encoding="utf-8")
     return text
-
-

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable
+from itertools import pairwise
 from time import perf_counter
 from typing import Any
 
@@ -35,7 +36,7 @@ def device_times(device: torch.device, call: Callable[[], object], *, times: int
         call()
         mark.record()
     torch.cuda.synchronize(device)
-    return [before.elapsed_time(after) / 1e3 for before, after in zip(marks, marks[1:], strict=False)]
+    return [before.elapsed_time(after) / 1e3 for before, after in pairwise(marks)]
 
 
 def device_s(device: torch.device, call: Callable[[], object], *, times: int, warm: int = 2) -> float:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _SEED = 0
 _RANDOM_PLANS = 12
 _BF16_LIMIT = 2e-2
+_PRESETS = ("vllm-0.6", "vllm-0.6-swap", "vllm-0.6-chunked", "vllm-0.11")
 _SMALL = ModelShape("tokens", 64, 160, 2, 4, 2, 16, 512, 512)
 """Of the token checks on a CPU: any model takes the same paths."""
 
@@ -28,46 +29,53 @@ Tables = dict[str, dict[str, Any]]
 
 
 def run(check: Check) -> None:
-    """Everything that is wrong is in the error of the stage; the rest has been checked all the same."""
-    wrong: list[str] = []
-    for part in (_tokens, _graphs, _bf16):
+    """Everything that is wrong is in the error of the stage; the rest has been checked all the same. Random plans go on
+    until the time is over."""
+    shape = model(TOKENS_MODEL) if check.settings.on_cuda else _SMALL
+    oracle = Oracle(shape, check.where.device, check.where.ops)
+    wrong, alone = _against_oracle(check, oracle)
+    plans: dict[str, Any] = {}
+    for name, tables in _named_plans(shape, check):
+        wrong += _same_tokens(check, oracle, name, tables, alone, plans)
+    preemptions = sum(row["preemptions"] for row in plans.values())
+    check.say(f"{len(plans)} policies, {preemptions} preemptions: {len(wrong)} wrong")
+    wrong += [] if preemptions else ["no policy preempted anything"]
+    for part in (_graphs, _bf16):
         wrong += part(check)
+    for name, tables in _random_plans(shape, check):
+        if check.left_s() <= 0:
+            break
+        wrong += _same_tokens(check, oracle, name, tables, alone, plans)
+    check.say(f"{len(plans)} policies in all: {len(wrong)} wrong")
     if wrong:
         raise RunError("; ".join(wrong))
 
 
-def _tokens(check: Check) -> list[str]:
-    """Each request alone, then the same requests under one policy after the other with memory for hardly any of them:
-    always the same tokens, and those of transformers."""
-    shape = model(TOKENS_MODEL) if check.settings.on_cuda else _SMALL
-    oracle = Oracle(shape, check.where.device, check.where.ops)
-    alone = drive(oracle.model, _plain(check), poison=True)
-    texts = oracle.texts(alone.outputs, _plain(check))
-    least_gap, wrong_tokens = oracle.compare(texts)
-    checked: dict[str, Any] = {"alone": {"requests": len(texts), "preemptions": 0}}
-    wrong = [f"{wrong_tokens} tokens are not those of transformers"] if wrong_tokens else []
-    tokens = sum(len(made) for made in alone.outputs.values())
-    check.record.keep(tokens=tokens, wrong_tokens=wrong_tokens, least_gap=least_gap, plans=checked)
-    check.say(f"{tokens} tokens of {len(texts)} requests alone: {wrong_tokens} differ from transformers (fp32)")
-    for name, tables in _plans(shape, check):
-        if check.left_s() <= 0:
-            check.say("no time for more plans")
-            break
-        found = drive(oracle.model, tables, poison=True)
-        differ = [number for number, made in found.outputs.items() if list(made) != list(alone.outputs[number])]
-        checked[name] = {"requests": len(found.outputs), "preemptions": found.preemptions, "differ": len(differ)}
-        check.record.keep(plans=checked)
-        if differ:
-            wrong.append(f"{name}: requests {differ[:4]} have other tokens than alone")
-        del found
-        release(check)
-    preemptions = sum(row["preemptions"] for row in checked.values())
-    check.say(f"{len(checked)} plans, {preemptions} preemptions: {len(wrong)} wrong")
-    if not preemptions:
-        wrong.append("no plan preempted anything")
-    exact = swap_is_exact(oracle.model)
-    check.record.keep(swap_is_exact=exact)
-    return wrong if exact else [*wrong, "blocks that went out and came back are not what they were"]
+Outputs = Mapping[int, Sequence[int]]
+
+
+def _against_oracle(check: Check, oracle: Oracle) -> tuple[list[str], Outputs]:
+    """What is wrong with each request served alone, and the tokens it made."""
+    alone = drive(oracle.model, _plain(check), poison=True).outputs
+    least_gap, differ = oracle.compare(oracle.texts(alone, _plain(check)))
+    tokens, exact = sum(map(len, alone.values())), swap_is_exact(oracle.model)
+    check.record.keep(tokens=tokens, wrong_tokens=differ, least_gap=least_gap, swap_is_exact=exact)
+    check.say(f"{tokens} tokens of {len(alone)} requests alone: {differ} differ from transformers (fp32)")
+    wrong = [f"{differ} tokens are not those of transformers"] if differ else []
+    return wrong if exact else [*wrong, "blocks that were swapped out and in are not what they were"], alone
+
+
+def _same_tokens(
+    check: Check, oracle: Oracle, name: str, tables: Tables, alone: Outputs, plans: dict[str, Any]
+) -> list[str]:
+    """Run the same requests under a policy; which have other tokens than alone. Memory begins as NaN."""
+    found = drive(oracle.model, tables, poison=True)
+    differ = [number for number, made in found.outputs.items() if list(made) != list(alone[number])]
+    plans[name] = {"requests": len(found.outputs), "preemptions": found.preemptions, "differ": len(differ)}
+    check.record.keep(plans=plans)
+    del found
+    release(check)
+    return [f"{name}: requests {differ[:4]} have other tokens than alone"] if differ else []
 
 
 def _graphs(check: Check) -> list[str]:
@@ -112,30 +120,38 @@ def _plain(check: Check) -> Tables:
     return _tables(check, 1, {"preset": "vllm-0.6", "num_gpu_blocks": 64})
 
 
-def _plans(shape: ModelShape, check: Check) -> Iterator[tuple[str, Tables]]:
-    """Named ones first, then random ones: preset, sequences, pool, chunk and block sizes are drawn."""
+def _of(check: Check, preset: str, *, clients: int | None = None, **engine: Any) -> Tables:
+    usual = 8 if check.settings.on_cuda else 4
+    return _tables(check, clients or usual, {"preset": preset, **engine})
 
-    def of(preset: str, **engine: Any) -> Tables:
-        clients = engine.pop("clients", 8 if check.settings.on_cuda else 4)
-        return _tables(check, clients, {"preset": preset, **engine})
 
-    tight = 14 if check.settings.on_cuda else 6
-    swap = {"swap_space_bytes": 64 * shape.block_bytes(16)}
-    yield "batched", of("vllm-0.6", num_gpu_blocks=128)
-    yield "recomputed", of("vllm-0.6", num_gpu_blocks=tight)
-    yield "swapped", of("vllm-0.6-swap", num_gpu_blocks=tight, **swap)
-    yield "chunked", of("vllm-0.6-chunked", num_gpu_blocks=tight, max_num_batched_tokens=16)
-    yield "static slots", of("ft-static", num_gpu_blocks=64)
-    yield "orca slots", of("orca-max", num_gpu_blocks=64)
-    draw = Random(_SEED)
-    for number in range(_RANDOM_PLANS if check.settings.on_cuda else 3):
-        preset = draw.choice(("vllm-0.6", "vllm-0.6-swap", "vllm-0.6-chunked", "vllm-0.11"))
-        clients = draw.randint(2, 8)
-        engine: dict[str, Any] = {"clients": clients, "num_gpu_blocks": draw.randint(tight, 2 * tight)}
+def _tight(check: Check) -> int:
+    """Blocks of a pool that hardly holds two requests."""
+    return 14 if check.settings.on_cuda else 6
+
+
+def _named_plans(shape: ModelShape, check: Check) -> Iterator[tuple[str, Tables]]:
+    tight, swap = _tight(check), _swap_space(shape)
+    yield "batched", _of(check, "vllm-0.6", num_gpu_blocks=128)
+    yield "recomputed", _of(check, "vllm-0.6", num_gpu_blocks=tight)
+    yield "swapped", _of(check, "vllm-0.6-swap", num_gpu_blocks=tight, **swap)
+    yield "chunked", _of(check, "vllm-0.6-chunked", num_gpu_blocks=tight, max_num_batched_tokens=16)
+    yield "static slots", _of(check, "ft-static", num_gpu_blocks=64)
+    yield "orca slots", _of(check, "orca-max", num_gpu_blocks=64)
+
+
+def _random_plans(shape: ModelShape, check: Check) -> Iterator[tuple[str, Tables]]:
+    """Preset, sequences, pool and token budget are drawn."""
+    draw, tight = Random(_SEED), _tight(check)
+    for number in range(_RANDOM_PLANS if check.settings.on_cuda else 2):
+        preset, clients = draw.choice(_PRESETS), draw.randint(2, 8)
+        engine: dict[str, Any] = {"num_gpu_blocks": draw.randint(tight, 2 * tight)}
         if preset == "vllm-0.6-swap":
-            engine |= swap
-        if preset in ("vllm-0.6-chunked", "vllm-0.11"):
+            engine |= _swap_space(shape)
+        elif preset != "vllm-0.6":
             engine["max_num_batched_tokens"] = draw.randint(clients, 64)
-        yield f"random {number}: {preset}, {engine}", of(preset, **engine)
+        yield f"random {number}: {preset}, {clients} clients, {engine}", _of(check, preset, clients=clients, **engine)
 
 
+def _swap_space(shape: ModelShape) -> dict[str, int]:
+    return {"swap_space_bytes": 64 * shape.block_bytes(16)}
