@@ -12,7 +12,7 @@ EXECUTOR := $(VENV)/.installed-executor
 COMPILED := $(VENV)/compiled/.installed
 PIP_INSTALL := $(PY) -m pip install --quiet --constraint constraints.txt
 
-.PHONY: demo test test-executor executor install lint ruff types layers compile perf fuzz laws clean costs policies-by-workloads
+.PHONY: demo test test-executor executor install lint ruff types layers compile perf fuzz laws validate executor-bench clean costs policies-by-workloads notebooks docs
 
 demo: $(INSTALLED)
 	$(VENV)/bin/batchscope demo
@@ -82,8 +82,23 @@ compile: $(COMPILED)
 perf: $(COMPILED)
 	$(PY) -m tests.perf.run --program $(VENV)/compiled/bin/batchscope
 
+# Simulated against measured on this CPU, and continuous against static batching; on a machine that does nothing else.
+validate: $(EXECUTOR)
+	OMP_NUM_THREADS=1 $(PY) -m calibrate.agreement
+
+executor-bench: $(EXECUTOR)
+	OMP_NUM_THREADS=1 $(PY) -m tests.perf.executor_bench
+
 policies-by-workloads: $(DEVELOP)
 	$(PY) -m tests.perf.policies_by_workloads --out docs/policies-by-workloads.md
+
+# Runs every notebook and saves what it shows in it; the pictures of its figures need Chromium (BATCHSCOPE_CHROMIUM).
+notebooks: $(DEVELOP)
+	$(PY) -m tests.notebooks
+
+# The documentation as a site: build/docs/index.html.
+docs: $(DEVELOP)
+	$(VENV)/bin/mkdocs build --strict
 
 fuzz: $(DEVELOP)
 	HYPOTHESIS_PROFILE=fuzz BATCHSCOPE_FUZZ=1 $(PYTEST) tests/fuzz

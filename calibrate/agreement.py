@@ -20,10 +20,11 @@ from typing import Any, NamedTuple
 
 from calibrate.agreement_figures import Compared, compare
 from calibrate.agreement_steps import DoneStep, StepKeeper, step_errors
-from calibrate.agreement_text import page
+from calibrate.agreement_text import page, short_page
 from calibrate.agreement_workloads import Case, Scale, cases, full_house
 from calibrate.execute import Machine, Options, open_machine, prepare_on, run_on
 from calibrate.fit import fit_profile
+from calibrate.marked import replace
 from calibrate.measure import Session
 from policies.catalog import card
 from policies.core.errors import UserError
@@ -182,6 +183,7 @@ def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--middle", choices=_MIDDLES, default=usual.middle, help="of a step's times, for the fit")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path("runs/agreement"), help="gets agreement.json and costs.json")
+    parser.add_argument("--pages", type=Path, help="folder whose README.md and docs get the tables of this run")
     return parser.parse_args(words)
 
 
@@ -194,12 +196,20 @@ def main(words: Sequence[str] | None = None) -> int:
         _fix_threads(options.threads)
         options.out.mkdir(parents=True, exist_ok=True)
         found = agreement(plan, options.out, lambda text: print(text, file=sys.stderr, flush=True))
+        _write(found, options.out, options.pages)
     except (UserError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    (options.out / "agreement.json").write_text(json.dumps(found, indent=1, allow_nan=False), encoding="utf-8")
-    print(page(found))
+    print(f"{short_page(found)}\n\n{page(found)}")
     return 0 if found["holds"] else 1
+
+
+def _write(found: dict[str, Any], out: Path, pages: Path | None) -> None:
+    (out / "agreement.json").write_text(json.dumps(found, indent=1, allow_nan=False), encoding="utf-8")
+    if pages is not None:
+        name = f"agreement {found['model']}"
+        replace(pages / "README.md", name, short_page(found))
+        replace(pages / "docs" / "validate-executor.md", name, page(found))
 
 
 def _fix_threads(threads: int) -> None:

@@ -11,13 +11,41 @@ from calibrate.agreement_steps import EDGES
 _SHOWN = {"ttft_s": "TTFT", "itl_s": "ITL", "tpot_s": "TPOT", "e2e_s": "E2E"}
 
 
-def page(found: Mapping[str, Any]) -> str:
-    """The tables, and whether every figure is within its limit."""
-    plan = found["plan"]
+def short_page(found: Mapping[str, Any]) -> str:
+    """A row a workload: the figures that have limits, their errors, and the noise."""
     lines = [
-        f"Measured on {found['device']}, {found['date']}: the {found['model']} shape, random weights, {found['dtype']};"
-        f" {plan['scale']['num_requests']} requests a workload, medians of {plan['rounds']} runs, calibrated on"
-        f" {found['calibration_steps']} kinds of steps timed between them.",
+        _conditions(found),
+        "",
+        "| workload | TTFT mean: measured, simulated | ITL mean | output tokens/s | preemptions |",
+        "|---|--:|--:|--:|--:|",
+    ]
+    for case in found["workloads"]:
+        known = {one["figure"]: one for one in case["figures"]}
+        lines.append(
+            _line(
+                f"{case['name']} ({case['what']})",
+                *(_short(known[figure]) for figure in ("ttft_s mean", "itl_s mean", "output_tokens_per_s")),
+                ", ".join(
+                    f"{_value(figure, one['measured'])}, {_value(figure, one['simulated'])}"
+                    for figure, one in known.items()
+                    if figure.startswith("preemptions") and (one["measured"] or one["simulated"])
+                ),
+            )
+        )
+    return "\n".join([*lines, "", _verdict(found)])
+
+
+def _short(one: Mapping[str, Any]) -> str:
+    values = f"{_value(one['figure'], one['measured'])}, {_value(one['figure'], one['simulated'])}"
+    noise = "" if one["noise"] is None else f"; noise {100 * one['noise']:.1f} %"
+    unit = " ms" if one["figure"].partition(" ")[0] in _SHOWN else ""
+    return f"{values}{unit} ({100 * one['error']:+.1f} %{noise})"
+
+
+def page(found: Mapping[str, Any]) -> str:
+    """Every figure, every kind of step, and whether all is within its limit."""
+    lines = [
+        _conditions(found),
         "",
         "| workload | figure | measured | simulated | error | noise | limit |",
         "|---|---|--:|--:|--:|--:|--:|",
@@ -25,11 +53,26 @@ def page(found: Mapping[str, Any]) -> str:
     for case in found["workloads"]:
         lines += _rows(case)
     lines += ["", *_decisions(found), "", *_steps(found)]
+    return "\n".join([*lines, "", _verdict(found)])
+
+
+def _conditions(found: Mapping[str, Any]) -> str:
+    plan = found["plan"]
+    return (
+        f"Measured on {found['device']}, {found['date']}: the {found['model']} shape, random weights, {found['dtype']};"
+        f" {plan['scale']['num_requests']} requests a workload, medians of {plan['rounds']} runs, calibrated on"
+        f" {found['calibration_steps']} kinds of steps timed between them."
+    )
+
+
+def _verdict(found: Mapping[str, Any]) -> str:
     missed = [
-        f"{case['name']}: {one['figure']}" for case in found["workloads"] for one in case["figures"] if not one["holds"]
+        f"{case['name']}: {_words(one['figure'])}"
+        for case in found["workloads"]
+        for one in case["figures"]
+        if not one["holds"]
     ]
-    lines += ["", f"Beyond its limit: {', '.join(missed)}." if missed else "All within their limits."]
-    return "\n".join(lines)
+    return f"Beyond its limit: {'; '.join(missed)}." if missed else "All within their limits."
 
 
 def _rows(case: Mapping[str, Any]) -> Iterator[str]:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from calibrate.execute import Machine, Options, open_machine, prepare_on, run_on
+from calibrate.marked import replace
 from gpu_backend.device import device_name
 from sim.config import RunConfig, load_config
 from traces.workload.rows import TraceRow
@@ -244,6 +245,7 @@ def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--cases", nargs="+", choices=[*_PRESETS, PADDED], default=[*_PRESETS, PADDED])
     parser.add_argument("--json", type=Path, help="every run, as a file")
+    parser.add_argument("--pages", type=Path, help="folder whose README.md gets the table of this run")
     return parser.parse_args(words)
 
 
@@ -259,6 +261,8 @@ def main(words: Sequence[str] | None = None) -> int:
         found["runs"] = {name: [run._asdict() for run in of_case] for name, of_case in runs.items()}
         options.json.write_text(json.dumps(found, indent=1), encoding="utf-8")
     print(page(load, runs))
+    if options.pages is not None:
+        replace(options.pages / "README.md", "executor-bench", page(load, runs))
     return 0 if reached(runs) else 1
 
 

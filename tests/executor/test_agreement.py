@@ -1,0 +1,115 @@
+"""``make validate`` and ``make executor-bench`` in the small: what they print and decide, never how fast it was."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from calibrate.agreement import main
+from calibrate.agreement_figures import THROUGHPUT, Compared, compare
+from calibrate.agreement_steps import EDGES
+from tests.perf import executor_bench
+
+LIMITED = {THROUGHPUT, "itl_s mean", "ttft_s mean"}
+SMALL = ("--model", "tiny", "--seqs", "4", "--requests", "8", "--rounds", "2", "--step-seconds", "1")
+
+
+def summary(itl_s: float, ttft_s: float, rate: float, swaps: int = 0) -> dict[str, Any]:
+    """What is compared of a run."""
+    times = {"itl_s": itl_s, "ttft_s": ttft_s, "tpot_s": itl_s, "e2e_s": 10 * itl_s}
+    return {
+        **{name: dict.fromkeys(("mean", "p50", "p90", "p99"), value) for name, value in times.items()},
+        "throughput": {THROUGHPUT: rate},
+        "preemptions": {"recompute": 0, "swap": swaps},
+    }
+
+
+def by_name(found: list[Compared]) -> dict[str, Compared]:
+    return {one.figure: one for one in found}
+
+
+def test_a_small_agreement_compares_every_figure_and_every_step(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = main([*SMALL, "--out", str(tmp_path)])
+    found = json.loads((tmp_path / "agreement.json").read_text())
+    assert [case["name"] for case in found["workloads"]] == [
+        "easy",
+        "past saturation",
+        "short of KV, recompute",
+        "short of KV, swap",
+    ]
+    for case in found["workloads"]:
+        figures = {one["figure"]: one for one in case["figures"]}
+        times = ("ttft_s", "itl_s", "tpot_s", "e2e_s")
+        assert {f"{name} {at}" for name in times for at in ("mean", "p99")} <= set(figures)
+        assert all(figures[name]["measured"] > 0 for name in (THROUGHPUT, "ttft_s mean", "itl_s p50"))
+        limited = {name for name, one in figures.items() if one["limit"] is not None}
+        assert limited == LIMITED
+        assert case["holds"] == all(one["holds"] for one in figures.values())
+        assert all(sum(kind["histogram"]) == kind["steps"] for kind in case["steps"].values())
+        assert len(case["steps"]["all"]["histogram"]) == len(EDGES) + 1
+    assert code == (0 if found["holds"] else 1)
+    for case, kind in zip(found["workloads"][2:], ("recompute", "swap"), strict=True):
+        # Where time has no say both worlds decide alike, preemptions included.
+        assert case["first_differing_decision"] == ""
+        preemptions = next(one for one in case["figures"] if one["figure"] == f"preemptions by {kind}")
+        assert preemptions["measured"] == preemptions["simulated"] > 0
+    printed = capsys.readouterr().out
+    assert "| easy (vllm-0.11, " in printed
+    assert "First differing decision, short of KV, swap: none." in printed
+    assert ("All within their limits." if found["holds"] else "Beyond its limit: ") in printed
+
+
+def test_an_error_may_be_five_per_cent_or_twice_the_noise() -> None:
+    quiet = [summary(0.010, 0.1, 100), summary(0.010, 0.1, 100), summary(0.010, 0.1, 100)]
+    found = by_name(compare(quiet, summary(0.0104, 0.109, 96)))
+    assert {name for name, one in found.items() if one.limit} == LIMITED
+    assert all(one.holds for one in found.values())
+    found = by_name(compare(quiet, summary(0.0106, 0.111, 94)))
+    assert {name for name, one in found.items() if not one.holds} == LIMITED
+    noisy = [summary(0.010, 0.1, 100), summary(0.0104, 0.12, 96), summary(0.010, 0.1, 100)]
+    found = by_name(compare(noisy, summary(0.0106, 0.111, 94)))
+    assert found["itl_s mean"].noise == pytest.approx((0.04 + 0.4 / 10.4) / 2)
+    # No noise widens the limit of TTFT.
+    assert {name for name, one in found.items() if not one.holds} == {"ttft_s mean"}
+
+
+def test_medians_are_compared_and_preemptions_shown() -> None:
+    runs = [summary(0.010, 0.1, 100, 3), summary(0.5, 0.1, 100, 3), summary(0.012, 0.1, 100, 4)]
+    found = by_name(compare(runs, summary(0.012, 0.1, 100, 5)))
+    assert found["itl_s mean"].error == pytest.approx(0.0)
+    assert (found["preemptions by swap"].measured, found["preemptions by swap"].simulated) == (3, 5)
+    assert compare(runs[:1], runs[0])[0].noise is None
+
+
+def test_what_cannot_be_run_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--model", "smol", "--out", str(tmp_path)]) == 2
+    assert "error: " in capsys.readouterr().err
+
+
+def test_a_small_race_counts_useful_tokens_of_the_same_requests(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("transformers")
+    written = tmp_path / "runs.json"
+    words = ["--model", "tiny", "--clients", "4", "--num-requests", "9", "--mean-output-tokens", "6"]
+    code = executor_bench.main([*words, "--most-output-tokens", "20", "--rounds", "1", "--json", str(written)])
+    found = json.loads(written.read_text())
+    load = executor_bench.Load(**found["load"])
+    useful = sum(row.output_tokens for row in load.rows())
+    assert {name: [run["tokens"] for run in runs] for name, runs in found["runs"].items()} == {
+        "continuous": [useful],
+        "static": [useful],
+        "static, early return": [useful],
+        "transformers, padded static": [useful],
+    }
+    rates = {name: useful / runs[0]["wall_s"] for name, runs in found["runs"].items()}
+    gains = [rates["continuous"] / rates[name] - least for name, least in executor_bench.NEEDED]
+    assert code == (0 if min(gains) >= 0 else 1)
+    printed = capsys.readouterr().out
+    assert printed.count("| transformers, padded static |") == 1
+    assert printed.count("MISSED") == sum(gain < 0 for gain in gains)
