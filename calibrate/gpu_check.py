@@ -13,7 +13,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from calibrate.gpu.record import Settings, is_complete, open_folder, recorded_settings
+from calibrate.gpu.record import Settings, discard, is_complete, open_folder, recorded_settings
 from calibrate.gpu.stages import STAGES, chosen
 from calibrate.gpu.supervisor import supervise
 from calibrate.gpu.table import write_page
@@ -62,13 +62,18 @@ def _settings(given: argparse.Namespace) -> Settings:
 
 
 def _check(settings: Settings, names: str | None, *, resume: bool) -> int:
-    stages = chosen(names)
+    stages, was_there = chosen(names), recorded_settings(settings.out) is not None
     open_folder(settings, [stage.name for stage in stages], resume=resume)
     left = [stage for stage in stages if not (resume and is_complete(settings.out, stage.name))]
     for stage in stages:
         if stage not in left:
             print(f"{stage.name}: complete, not repeated")
-    complete = not left or supervise(settings, left, lambda text: print(text, flush=True))
+    try:
+        complete = not left or supervise(settings, left, lambda text: print(text, flush=True))
+    except UserError:
+        if not was_there:
+            discard(settings)
+        raise
     print(f"\n{write_page(settings, settings.out)}")
     print(f"results: {settings.out}")
     return 0 if complete else 1

@@ -119,6 +119,7 @@ def run(check: Check) -> None:
     _chunks(check, chosen, floor)
     _swap(check, swap_timer, swaps)
     _fit_points(check, chosen, swap_timer, swaps)
+    del cache, swap_timer  # their memory is wanted for the runs
     _host(check, chosen)
 
 

@@ -17,15 +17,14 @@ from gpu_backend.weights import LayerWeights, Weights, random_weights
 from policies.catalog import model
 from policies.core.plan import Transfer
 
-_GRAPH_MODEL = "110m"
 _GRAPH_ROWS = (1, 4, 8, 32)
 _PAGE = 16
 
 
-def graph_differences(where: Placement) -> dict[int, int]:
-    """Logits that differ between a graph and the same rows without it, by the size of the batch; the graph has run on
-    another batch before, whose rows must not shine through."""
-    llama = shallow_model(_GRAPH_MODEL, 0, where)
+def graph_differences(name: str, where: Placement) -> dict[int, int]:
+    """Logits of two layers of a model that differ between a graph and the same rows without it, by the size of the
+    batch; the graph has run on another batch before, whose rows must not shine through."""
+    llama = shallow_model(name, 2, where)
     cache = KvCache(16 * _GRAPH_ROWS[-1], llama.shape, _PAGE, where.dtype, where.device)
     cache.blocks_NL2KSD.normal_(std=0.5)
     timer = StepTimer(llama, cache, _GRAPH_ROWS[-1], graphs=True)

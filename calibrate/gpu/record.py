@@ -6,6 +6,7 @@ import datetime
 import json
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -117,6 +118,13 @@ def open_folder(settings: Settings, stages: list[str], *, resume: bool) -> None:
         write_json(folder / _SETTINGS, {"schema": SCHEMA, "device": settings.device, "model": settings.model})
     except OSError as error:
         raise ConfigError(f"--out {folder}: cannot be written ({error.strerror}); choose another folder") from None
+
+
+def discard(settings: Settings) -> None:
+    """Remove the folder of a check that could not begin, unless there is more in it."""
+    (settings.out / _SETTINGS).unlink(missing_ok=True)
+    with suppress(OSError):
+        settings.out.rmdir()
 
 
 def recorded_settings(folder: Path) -> tuple[str, str] | None:

@@ -23,6 +23,7 @@ def divisor(on_cuda: bool) -> int:
 def run(check: Check) -> None:
     """All scenarios, each kept as soon as it is over; what the time does not allow is named in the end."""
     check.drop("timer")  # its pool is the memory of these
+    release(check)
     left = scenarios(check.model.shape, divisor(check.settings.on_cuda))
     runs: dict[str, Any] = {}
     check.record.keep(runs=runs)

@@ -23,12 +23,14 @@ if TYPE_CHECKING:
 Tell = Callable[[str], object]
 
 _LOOK_S = 0.5
+_CLOSING_SHARE = 0.01
+"""Of the deadline, for ending processes and writing the page."""
 
 
 def supervise(settings: Settings, stages: Sequence[Stage], tell: Tell) -> bool:
     """Run the stages within the deadline; whether all are complete. ConfigError where there is no such device."""
     began_s = time.monotonic()
-    left, ends = list(stages), ends_s(stages, began_s, settings.deadline_s)
+    left, ends = list(stages), ends_s(stages, began_s, (1 - _CLOSING_SHARE) * settings.deadline_s)
     while left:
         done = _Run(settings, left, ends, tell).run()
         left, ends = left[done:], ends[done:]

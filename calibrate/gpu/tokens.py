@@ -83,9 +83,11 @@ def _graphs(check: Check) -> list[str]:
     if not check.settings.on_cuda:
         check.record.keep(graphs="no graphs on a CPU")
         return []
-    differences = graph_differences(check.where)
+    differences = graph_differences(check.settings.model, check.where)
     check.record.keep(graphs=differences)
-    check.say(f"graphs at {', '.join(map(str, differences))} rows: {sum(differences.values())} bits differ from eager")
+    check.say(
+        f"graphs at {', '.join(map(str, differences))} rows: {sum(differences.values())} logits differ from eager"
+    )
     return [f"a graph of {size} rows: {count} logits differ" for size, count in differences.items() if count]
 
 
