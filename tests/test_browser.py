@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -102,3 +103,12 @@ def test_a_page_of_100_000_requests_opens_within_two_seconds(browser: dict[str, 
     assert path.stat().st_size <= 8_000_000
     # The best of four, as the machine may be busy.
     assert min(view["loaded_ms"] for view in looked_at_and_clean(path, browser)) <= 2_000
+
+
+def test_every_page_of_the_documentation(browser: dict[str, str]) -> None:
+    pytest.importorskip("mkdocstrings", reason="no mkdocstrings here: pip install 'batchscope[docs]'")
+    folder = Path("site").resolve()
+    build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "-d", str(folder)]
+    subprocess.run(build, cwd=HERE.parent, check=True)
+    for path in sorted(folder.rglob("*.html")):
+        looked_at_and_clean(path, browser)
