@@ -10,7 +10,7 @@ _PROMPT = {"dist": "uniform", "low": 12, "high": 96}
 _OUTPUT = {"dist": "exponential", "mean": 40, "cap": 140}
 _SEED = 5
 _BLOCK_TOKENS = 16
-_EASY, _BEYOND = 0.5, 1.8
+_EASY, _BEYOND = 0.6, 3.0
 """Rates of the two open loops, as shares of what the executor can serve."""
 
 _SHORT_OF_BLOCKS = 0.4

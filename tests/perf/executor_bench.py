@@ -47,7 +47,7 @@ class Load(NamedTuple):
     model: str = "110m"
     dtype: str = "float32"
     clients: int = 32
-    num_requests: int = 128
+    num_requests: int = 96
     most_prompt_tokens: int = 100
     mean_output_tokens: int = 64
     most_output_tokens: int = 400
