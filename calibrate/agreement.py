@@ -68,8 +68,8 @@ class Trial:
         # Which steps are timed must not depend on how busy the machine is, so no budget chooses them.
         self.session.candidates = [point for point in self.session.candidates if point.level <= _level(point.step)]
         self.session.choose(float("inf"))
-        self._calibrate()
-        self.cases = cases(plan.scale, self._capacity_per_s(base))
+        full = run_on(self.machine, self._setup(base), self._options).summary
+        self.cases = cases(plan.scale, full["throughput"]["requests_per_s"])
         self.told = {case.name: Told([], []) for case in self.cases}
 
     @property
@@ -78,10 +78,9 @@ class Trial:
         return self._folder / "costs.json"
 
     def play(self) -> None:
-        """All rounds; the first one's calibration was made before the rates were chosen."""
+        """All rounds."""
         for number in range(self.plan.rounds):
-            if number:
-                self._calibrate()
+            self._calibrate()
             for case in self.cases:
                 keeper = StepKeeper()
                 summary = run_on(self.machine, self._setup(case.config), self._options, observer=keeper).summary
@@ -117,11 +116,6 @@ class Trial:
         while 2 * (time.perf_counter() - began) < self.plan.step_s:
             self.session.round()
         self._tell(f"{len(self.session.steps)} kinds of steps timed, {self.session.rounds} times")
-
-    def _capacity_per_s(self, base: RunConfig) -> float:
-        self._fit()
-        _, result = self.simulate(base)
-        return float(result.summary["throughput"]["requests_per_s"])
 
     def _fit(self) -> None:
         profile = self.session.profile(_CARD, _MIDDLES[self.plan.middle])

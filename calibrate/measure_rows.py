@@ -15,6 +15,9 @@ SOURCE = "executor"
 _LEAST_S = 1e-9
 """What is shorter than the clock tells is still above zero."""
 
+_LOST = 0.02
+"""Attention over even contexts that is a smaller part of its step says nothing about how much dearer uneven ones are."""
+
 
 class Timed(NamedTuple):
     """Seconds of steps, of the head by rows, of transfers by blocks, and of the host by sequences."""
@@ -74,7 +77,7 @@ def _attention(step: Step, seconds: float, steps: Mapping[Step, float], layers: 
         yield Measurement("decode", SOURCE, attention_s, sequences=batch, context=mean - 1)
         return
     even = steps.get(Step((mean,) * batch))
-    if even is not None:
+    if even is not None and even - bare_s > _LOST * bare_s:
         even_s = max(even - bare_s, _LEAST_S) / layers
         yield Measurement(
             "uneven",
