@@ -37,7 +37,7 @@ class Job(NamedTuple):
 def run(check: Check) -> None:
     """All jobs at once on CUDA; plain torch against float64 on a CPU, which compiles nothing."""
     if check.settings.on_cuda:
-        _run_jobs(check, _jobs(check))
+        run_jobs(check, _jobs(check))
     else:
         from calibrate.gpu.kernel_jobs import check_dtype
 
@@ -68,7 +68,8 @@ def _jobs(check: Check) -> list[Job]:
     return jobs
 
 
-def _run_jobs(check: Check, jobs: Sequence[Job]) -> None:
+def run_jobs(check: Check, jobs: Sequence[Job]) -> None:
+    """All at once; what each found, and what was wrong with it, is kept as soon as it is over."""
     record = check.record
     record.keep(checks=[], gate=[], jobs={})
     limit_s = check.left_s()

@@ -53,7 +53,9 @@ def scenarios(shape: ModelShape, divisor: int) -> list[Scenario]:
     def paged(clients: int) -> Scenario:
         return of("paged", "vllm-0.6", clients, **budget)
 
-    swap = {"num_gpu_blocks": capped, "swap_space_bytes": capped * shape.block_bytes(_BLOCK_SIZE)}
+    # Pinned memory comes in powers of two.
+    swap_blocks = 1 << (capped.bit_length() - 1)
+    swap = {"num_gpu_blocks": capped, "swap_space_bytes": swap_blocks * shape.block_bytes(_BLOCK_SIZE)}
     return [
         paged(32),
         paged(8),

@@ -23,12 +23,13 @@ STAGES = (
     Stage("kernels", "every kernel compiled, and against float64", 60, "calibrate.gpu.kernels:run"),
     Stage("tokens", "tokens of transformers, random plans, graphs, bfloat16", 45, "calibrate.gpu.tokens:run"),
     Stage("model", "weights made on the device, decode graphs captured", 20, "calibrate.gpu.grids:run_model"),
-    Stage("grids", "decode, prefill, mixed steps and swaps beside their bounds", 65, "calibrate.gpu.grids:run"),
+    Stage("grids", "decode, prefill, mixed steps and swaps beside their bounds", 60, "calibrate.gpu.grids:run"),
     Stage("fit", "cost model on 70 % of the points, error on the rest", 8, "calibrate.gpu.fitted:run", False),
     Stage(
-        "replay", "the c32 workload under paged, static, Orca; swap against recompute", 77, "calibrate.gpu.replay:run"
+        "replay", "the c32 workload under paged, static, Orca; swap against recompute", 67, "calibrate.gpu.replay:run"
     ),
     Stage("simulate", "the same runs simulated with the fitted costs", 20, "calibrate.gpu.simulated:run", False),
+    Stage("attention", "attention kernels alone, with every tile", 15, "calibrate.gpu.attention:run"),
 )
 
 

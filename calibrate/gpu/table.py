@@ -34,6 +34,7 @@ def page(settings: Settings) -> str:
     lines += _grids(parts["grids"], parts["environment"])
     lines += _fit(parts["fit"])
     lines += _runs(parts["replay"], parts["simulate"])
+    lines += _attention(parts["attention"])
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -210,6 +211,27 @@ def _runs(replay: Found, simulate: Found) -> Iterator[str]:
         words = [f"{name.replace('_s ', ' ')} {100 * row['median']:.1f} %" for name, row in errors.items()]
         yield ""
         yield f"Simulated beside measured, median of the runs' absolute errors: {', '.join(words)}."
+
+
+def _attention(found: Found) -> Iterator[str]:
+    if found.get("attention"):
+        rows = [(case_of(row), row["tile"], f"{1e6 * row['seconds']:.1f}", rate_of(row)) for row in found["attention"]]
+        yield ""
+        yield from _table(("attention of a layer", "tile", "us", "rate"), rows)
+
+
+def case_of(row: Found) -> str:
+    """What a row of the attention stage is of."""
+    if row["chunk_tokens"]:
+        return f"prefill {row['chunk_tokens']}"
+    return f"decode {row['sequences']} x {row['context']}"
+
+
+def rate_of(row: Found) -> str:
+    """What its kernel reaches."""
+    if "bytes_per_s" in row:
+        return f"{row['bytes_per_s'] / 1e9:,.4g} GB/s"
+    return f"{row['flops_per_s'] / 1e12:,.3g} TFLOPS"
 
 
 def _beside(key: str, measured: Found, simulated: Found | None) -> str:

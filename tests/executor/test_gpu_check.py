@@ -20,6 +20,7 @@ from calibrate.gpu import table
 from calibrate.gpu.bounds import bound, step_bound_s
 from calibrate.gpu.environment import catalog_card
 from calibrate.gpu.fitted import kind_of, split
+from calibrate.gpu.kernels import Job, run_jobs
 from calibrate.gpu.record import Settings, StageRecord, found_in, read_stage
 from calibrate.gpu.scenarios import scenarios
 from calibrate.gpu.stages import STAGES, Stage, chosen, ends_s
@@ -137,12 +138,12 @@ def stage(name: str, share: float = 1.0) -> Stage:
 
 
 def test_a_stage_that_fails_dies_or_hangs_is_recorded_and_the_others_run(tmp_path: Path) -> None:
-    settings = Settings("cpu", "tiny", tmp_path, 60.0)
+    settings = Settings("cpu", "tiny", tmp_path, 300.0)
     said: list[str] = []
-    stages = [stage("fails", 30), stage("dies", 30), stage("hangs", 0.01), stage("keeps", 30)]
+    stages = [stage("hangs", 3), stage("fails", 99), stage("dies", 99), stage("keeps", 99)]
     assert not supervise(settings, stages, said.append)
     found = {one.name: read_stage(tmp_path, one.name) or {} for one in stages}
-    assert [found[one.name]["status"] for one in stages] == ["failed", "failed", "overran", "complete"]
+    assert [found[one.name]["status"] for one in stages] == ["overran", "failed", "failed", "complete"]
     assert found["fails"]["error"] == "RunError: this is wrong"
     assert found["dies"]["error"] == "its process ended with exit code 7"
     assert "not over when its time was" in found["hangs"]["error"]
@@ -189,6 +190,17 @@ def test_a_folder_of_another_check_is_refused(tmp_path: Path, capsys: pytest.Cap
     (tmp_path / "check.json").write_text(json.dumps({"device": "cuda", "model": "llama-2-7b"}))
     assert main(["--device", "cpu", "--out", str(tmp_path), "--stages", "fit"]) == 2
     assert "holds a check of llama-2-7b on cuda" in capsys.readouterr().err
+
+
+def test_jobs_of_the_kernels_run_in_processes_and_say_what_is_wrong(tmp_path: Path) -> None:
+    settings = Settings("cpu", "tiny", tmp_path, 900.0)
+    check = Check(settings)
+    check.begin(StageRecord(tmp_path, "kernels", settings), time.monotonic() + 900)
+    jobs = [Job("launches", ("launch", "cpu", "tiny", "1", "float32", "16")), Job("wrong", ("check", "cpu", "float33"))]
+    run_jobs(check, jobs)
+    found = found_in(tmp_path, "kernels")["jobs"]
+    assert found["launches"]["error"] == ""
+    assert found["wrong"]["error"].startswith("exit code 1: KeyError: 'float33'")
 
 
 # -- parts ---------------------------------------------------------------------------------------------------
