@@ -16,7 +16,7 @@ _LEAST_S = 1e-9
 """What is shorter than the clock tells is still above zero."""
 
 _LOST = 0.02
-"""Attention over even contexts that is a smaller part of its step says nothing about how much dearer uneven ones are."""
+"""Attention over even contexts that is a smaller part of its step does not tell how much dearer uneven ones are."""
 
 
 class Timed(NamedTuple):
