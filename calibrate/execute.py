@@ -111,6 +111,7 @@ def with_weights(overrides: Sequence[str], options: Options) -> Sequence[str]:
 
 def open_machine(config: RunConfig, options: Options) -> Machine:
     """Load the model. Raises a UserError for a device that is not there, weights that are no Llama's, and so on."""
+    check_choices(options)
     require("torch", "safetensors", extra="gpu")
     from gpu_backend.device import device_name, placement
     from gpu_backend.model import LlamaModel, open_model
@@ -125,6 +126,17 @@ def open_machine(config: RunConfig, options: Options) -> Machine:
     else:
         model = open_model(options.weights, where)
     return Machine(model, where, device_name(where.device))
+
+
+def check_choices(options: Options) -> None:
+    """ConfigError for numbers that nothing can be drawn with."""
+    for name, value, fits, words in (
+        ("temperature", options.temperature, 0.0 <= options.temperature <= 100.0, "a number from 0 to 100"),
+        ("top-p", options.top_p, 0.0 < options.top_p <= 1.0, "a number above 0 and at most 1"),
+        ("seed", options.seed, 0 <= options.seed < 1 << 63, "a whole number from 0 to 2^63 - 1"),
+    ):
+        if not fits:
+            raise ConfigError(f"--{name} {value}: give {words}")
 
 
 def _check_whole_numbers(config: RunConfig) -> None:
@@ -222,14 +234,15 @@ def run_on(
         cpu_s = time.process_time()
         clock.restart()
         try:
-            with _memory_errors(machine):
+            with _memory_errors(machine), _disk_errors(folder):
                 ending = loop.run(setup.config.sim.max_time_s)
         except UserError:  # a class from a file that broke a rule, or memory that ran out: no figures
             writer.discard()
             raise
     cpu_s = time.process_time() - cpu_s
     backend.transfers_done()
-    summary, metrics, message, notices = writer.finish(ending, backend.moved, cpu_s, started_s)
+    with _disk_errors(folder):
+        summary, metrics, message, notices = writer.finish(ending, backend.moved, cpu_s, started_s)
     toml = setup.config.to_toml()
     return Result(
         summary, metrics, message, notices, folder, toml=toml, memory=writer.memory, digest=writer.digest
@@ -295,6 +308,17 @@ def _memory_errors(machine: Machine) -> Iterator[None]:
             f"{machine.name}: out of memory in the middle of the run; lower engine.num_gpu_blocks,"
             " engine.gpu_memory_utilization or engine.max_num_batched_tokens"
         ) from None
+
+
+@contextmanager
+def _disk_errors(folder: Path | None) -> Iterator[None]:
+    """A disk that is full names the folder: a write knows no file."""
+    try:
+        yield
+    except OSError as error:
+        if folder is not None and error.filename is None and error.errno is not None:
+            raise OSError(error.errno, error.strerror, str(folder)) from None
+        raise
 
 
 @contextmanager

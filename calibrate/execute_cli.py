@@ -44,10 +44,10 @@ def execute(config: str | None, **given: Any) -> None:
     A run without --weights draws them at random: times are those of the shape, and answers are as long as the workload
     says. With --prompt TEXT --model-folder DIR a model answers in the terminal.
     """
-    from calibrate.execute import Options
+    from calibrate.execute import Options, check_choices
 
     options = Options(**{name: given[name] for name in _HOW})
-    _check(options.temperature, options.top_p)
+    check_choices(options)
     sources = {name: given[name] for name in _SOURCES}
     if given["prompt"] is not None:
         from calibrate.execute_prompt import answer
@@ -118,10 +118,3 @@ def _show(result: Result, *, as_json: bool, is_answer: bool) -> None:
         status = "" if result.status == "completed" else f"{result.status}: "
         click.echo(f"batchscope: {status}{result.message}", err=True)
         sys.exit(result.exit_code)
-
-
-def _check(temperature: float, top_p: float) -> None:
-    if not 0.0 <= temperature <= 100.0:
-        raise click.UsageError(f"--temperature {temperature}: give a number from 0 to 100")
-    if not 0.0 < top_p <= 1.0:
-        raise click.UsageError(f"--top-p {top_p}: give a number above 0 and at most 1")

@@ -35,6 +35,11 @@ def physical_block_size(block_size: int) -> int:
     return min(block_size & -block_size, MOST_BLOCK_TOKENS)
 
 
+def columns_for(max_model_len: int, tokens_past_length: int) -> int:
+    """P of ``tokens_RP``: every token that a request can have, and a place for what nobody needs."""
+    return max_model_len + max(tokens_past_length, 0) + 1
+
+
 def physical_blocks(blocks: Sequence[int], split: int) -> Ints:
     """The blocks in memory of the policy's blocks, each of which is a run of ``split``."""
     ids = np.array(blocks, np.int64)
@@ -100,7 +105,7 @@ class BatchTable:
     ) -> None:
         self.block_size = physical_block_size(block_size)
         self.split = block_size // self.block_size
-        self.num_columns = num_columns = max_model_len + max(tokens_past_length, 0) + 1
+        self.num_columns = num_columns = columns_for(max_model_len, tokens_past_length)
         self.num_rows = num_rows
         self._max_model_len = max_model_len
         self._prompt_of = prompt_of

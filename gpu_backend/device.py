@@ -29,7 +29,11 @@ def placement(
     device: str = "auto", dtype: str = "auto", ops: str = "auto", *, batch_invariant: bool = False
 ) -> Placement:
     """Where to run. ``auto``: the first CUDA device if there is one, else the CPU; bfloat16 and Triton on CUDA, float32
-    and plain torch on the CPU. ConfigError, in one line, for a device that is not there or an unknown name."""
+    and plain torch on the CPU. ConfigError, in one line, for a device that is not there or an unknown name.
+
+    A CUDA device becomes the current one of the process: there Triton launches and graphs are captured, wherever the
+    tensors lie.
+    """
     where = _device(device)
     if dtype != "auto" and dtype not in DTYPES:
         raise ConfigError(f"dtype = {dtype!r}: choose auto, {', '.join(DTYPES)}{closest(dtype, DTYPES)}")
@@ -38,6 +42,8 @@ def placement(
         raise ConfigError("ops = 'triton' on the CPU needs TRITON_INTERPRET=1 in the environment; or choose 'torch'")
     if kind not in KINDS:
         raise ConfigError(f"ops = {kind!r}: choose auto, {', '.join(KINDS)}{closest(kind, KINDS)}")
+    if where.type == "cuda":
+        torch.cuda.set_device(where)
     numbers = ("bfloat16" if where.type == "cuda" else "float32") if dtype == "auto" else dtype
     return Placement(where, DTYPES[numbers], load_ops(kind, batch_invariant=batch_invariant))
 
@@ -90,8 +96,14 @@ def free_bytes(device: torch.device) -> int:
 
 
 @contextmanager
-def allocating(what: str, num_bytes: int, device: torch.device) -> Iterator[None]:
-    """Wraps the allocation of ``num_bytes`` for ``what``: ConfigError in one line where they are not there.
+def allocating(
+    what: str,
+    num_bytes: int,
+    device: torch.device,
+    cure: str = "choose fewer blocks, a smaller model or a narrower dtype",
+) -> Iterator[None]:
+    """Wraps the allocation of ``num_bytes`` for ``what``: ConfigError in one line where they are not there, with what
+    to do about it.
 
     The size is compared first: on the CPU the kernel gives out memory that it does not have, and kills the process when
     it is touched.
@@ -99,7 +111,7 @@ def allocating(what: str, num_bytes: int, device: torch.device) -> Iterator[None
     free = free_bytes(device)
     short = ConfigError(
         f"out of memory: {what} take {num_bytes / 1e9:.2f} GB, and {device} has {free / 1e9:.2f} GB free;"
-        " choose fewer blocks, a smaller model or a narrower dtype"
+        f" {cure}"
     )
     if num_bytes > free:
         raise short

@@ -6,9 +6,10 @@ from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 from gpu_backend.backend import ModelBackend
-from gpu_backend.batch import BatchTable, Ints, physical_block_size
+from gpu_backend.batch import BatchTable, Ints, columns_for, physical_block_size
 from gpu_backend.cache import KvCache
 from gpu_backend.clock import Clock
+from gpu_backend.device import allocating
 from gpu_backend.graphs import DecodeGraphs
 from gpu_backend.model import LlamaModel
 from gpu_backend.prompts import prompt_ids
@@ -54,21 +55,26 @@ def make_backend(
     def drawn(request: Request) -> Ints:
         return prompt_ids(request, outputs, model.shape.vocab, sampling.seed)
 
-    table = BatchTable(
-        block_size=kv.block_size,
-        max_model_len=limits.max_model_len,
-        tokens_past_length=policy.tokens_past_length,
-        num_rows=2 * limits.max_num_seqs,
-        prompt_of=prompt_of or drawn,
-    )
-    runner = StepRunner(
-        model,
-        cache,
-        num_rows=table.num_rows,
-        num_columns=table.num_columns,
-        sampling=sampling,
-        depth=policy.max_in_flight * policy.num_scheduler_steps,
-    )
+    num_rows = 2 * limits.max_num_seqs
+    columns = columns_for(limits.max_model_len, policy.tokens_past_length)
+    tables_bytes = num_rows * columns * (8 + -(-4 // cache.block_size))  # int64 tokens, int32 block ids
+    what = f"the tables of engine.max_num_seqs = {limits.max_num_seqs:,}"
+    with allocating(what, tables_bytes, model.device, "lower it, or engine.max_model_len"):
+        table = BatchTable(
+            block_size=kv.block_size,
+            max_model_len=limits.max_model_len,
+            tokens_past_length=policy.tokens_past_length,
+            num_rows=num_rows,
+            prompt_of=prompt_of or drawn,
+        )
+        runner = StepRunner(
+            model,
+            cache,
+            num_rows=table.num_rows,
+            num_columns=table.num_columns,
+            sampling=sampling,
+            depth=policy.max_in_flight * policy.num_scheduler_steps,
+        )
     if graphs and model.device.type == "cuda":
         columns = -(-limits.max_model_len // cache.block_size) + 1
         runner.graphs = DecodeGraphs(

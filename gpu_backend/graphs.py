@@ -83,6 +83,7 @@ class DecodeGraphs:
 
     def capture(self, tokens_RP: Tensor) -> None:
         """Capture all sizes anew, over these known tokens; to be called when ``tokens_RP`` lies elsewhere."""
+        torch.cuda.synchronize(self._cache.device)  # a graph of before may still run: it goes, and its memory with it
         self._tokens = tokens_RP
         self._batches: dict[int, StepBatch] = {}
         self._logits: dict[int, Tensor] = {}

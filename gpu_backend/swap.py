@@ -58,7 +58,8 @@ class SwapPool:
     def __init__(self, num_blocks: int, cache: KvCache) -> None:
         on_cuda = cache.device.type == "cuda"
         size = (num_blocks, *cache.blocks_NL2KSD.shape[1:])
-        with allocating(f"{num_blocks:,} swapped KV blocks", num_blocks * cache.block_bytes, torch.device("cpu")):
+        taken = pinned_bytes(num_blocks * cache.block_bytes) if on_cuda else num_blocks * cache.block_bytes
+        with allocating(f"{num_blocks:,} swapped KV blocks", taken, torch.device("cpu")):
             self.blocks_NL2KSD = torch.empty(size, dtype=cache.blocks_NL2KSD.dtype, pin_memory=on_cuda)
         self._cache = cache
         self._streams = _Streams(cache.device) if on_cuda else None
@@ -104,6 +105,11 @@ class SwapPool:
     def _moved(self, transfer: Transfer, pieces: int, seconds: float) -> Moved:
         num_bytes = len(transfer.src) * self._cache.block_bytes
         return Moved(transfer.key, transfer.kind, num_bytes, pieces, seconds)
+
+
+def pinned_bytes(num_bytes: int) -> int:
+    """What torch takes of the host for that much pinned memory: the next power of two."""
+    return 1 << (num_bytes - 1).bit_length()
 
 
 def _slice(blocks_NL2KSD: Tensor, first: int, count: int) -> Tensor:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,7 +29,7 @@ class Decisions(NamedTuple):
 
 def read_decisions(path: Path) -> Iterator[Line]:
     """The step lines of a log; a last line that a kill cut off is left out. Raises a UserError for a bad line."""
-    with path.open(encoding="utf-8") as lines:
+    with path.open(encoding="utf-8", errors="replace") as lines:
         for number, text in enumerate(lines, 1):
             if not text.endswith("\n"):
                 return
@@ -48,12 +49,34 @@ def compare_decisions(first: Path, second: Path, names: tuple[str, str]) -> Deci
             raise UserError(f"{folder}: no {DECISIONS_NAME}; run again with --set sim.record=decisions")
     alike = total = 0
     difference: str | None = None
-    for one, other in zip_longest(*(read_decisions(folder / DECISIONS_NAME) for folder in (first, second))):
+    paths = [folder / DECISIONS_NAME for folder in (first, second)]
+    sizes = [_num_cpu_blocks(path) for path in paths]
+    logs: list[Iterable[Line]] = [read_decisions(path) for path in paths]
+    if None not in sizes and sizes[0] != sizes[1]:  # who has more of them has decided nothing by that
+        logs = [map(partial(_with_used, size or 0), log) for size, log in zip(sizes, logs, strict=True)]
+    for one, other in zip_longest(*logs):
         total += 1
         if difference is None:
             difference = first_difference(one, other, names)
             alike += difference is None
     return Decisions(alike, total, difference)
+
+
+def _num_cpu_blocks(path: Path) -> int | None:
+    """Of the first line of a log; None where it does not say."""
+    with path.open(encoding="utf-8", errors="replace") as lines:
+        try:
+            size = parse_json(lines.readline())["num_cpu_blocks"]
+        except (ValueError, KeyError, TypeError):
+            return None
+    return size if isinstance(size, int) else None
+
+
+def _with_used(num_cpu_blocks: int, line: Line) -> Line:
+    """A step with the CPU blocks in use in place of the free ones."""
+    free = {field for field in line if field.startswith("cpu_free")}
+    used = {field.replace("free", "used"): num_cpu_blocks - line[field] for field in free}
+    return {field: value for field, value in line.items() if field not in free} | used
 
 
 def first_difference(one: Line | None, other: Line | None, names: tuple[str, str]) -> str | None:

@@ -65,6 +65,16 @@ def test_the_cpu_takes_plain_torch_in_float32() -> None:
     assert (where.ops.name, where.dtype) == ("torch", torch.float32)
 
 
+def test_a_cuda_device_is_made_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton launches on the current device, whatever tensors it is given. No machine with two cards is asked for."""
+    chosen: list[object] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    assert placement("cuda:1", ops="torch").device == torch.device("cuda", 1)
+    assert chosen == [torch.device("cuda", 1)]
+
+
 def test_triton_on_the_cpu_says_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with pytest.raises(ConfigError, match="TRITON_INTERPRET=1"):

@@ -71,6 +71,20 @@ def test_both_worlds_decide_the_same_when_time_has_no_say() -> None:
     assert batchscope("compare", "simulated", "real").exit_code == 0
 
 
+def test_a_larger_cpu_pool_is_no_other_decision() -> None:
+    """The simulated one has its usual swap space, the measured one as much of it as can be of use."""
+    work = traced(engine__num_gpu_blocks=8, engine__max_model_len=100, sim__record="decisions", workload__concurrency=8)
+    work = [*work, "--policy", "vllm-0.6-swap"]
+    assert batchscope(*TINY, *work, "--out", "real", "--no-report").exit_code == 0
+    assert batchscope("run", *work, "--model", "tiny", "--out", "simulated", "--no-report").exit_code == 0
+    headers = [json.loads(Path(name, "decisions.jsonl").read_text().splitlines()[0]) for name in ("real", "simulated")]
+    assert headers[0]["num_cpu_blocks"] < headers[1]["num_cpu_blocks"]
+    ended = batchscope("diff", "real", "simulated")
+    assert (ended.exit_code, ended.stderr) == (0, "")
+    assert ended.stdout.startswith("first differing decision: none of ")
+    assert "preemptions by swap" in ended.stdout
+
+
 def test_another_policy_is_found_out_at_its_first_other_decision() -> None:
     work = traced(engine__num_gpu_blocks=8, engine__max_model_len=100, workload__concurrency=8)
     assert batchscope(*TINY, *work, "--out", "real", "--no-report").exit_code == 0
@@ -193,6 +207,12 @@ WORK = settings(*SLOW, *LENGTHS)
         (("--prompt", "Hello", "--model-folder", "m", "--max-tokens", "0"), "--max-tokens 0: give a whole number"),
         (("--temperature", "-1"), "--temperature -1.0: give a number from 0 to 100"),
         (("--top-p", "0"), "--top-p 0.0: give a number above 0"),
+        (("--seed", "-5"), "--seed -5: give a whole number from 0"),
+        (("--seed", str(1 << 63)), "give a whole number from 0 to 2^63 - 1"),
+        (
+            settings("engine.max_num_seqs=100000000", "engine.max_num_batched_tokens=100000000"),
+            "out of memory: the tables of engine.max_num_seqs = 100,000,000 take",
+        ),
     ],
 )
 def test_a_mistake_is_one_line_and_leaves_nothing(arguments: tuple[str, ...], words: str) -> None:
@@ -226,4 +246,33 @@ def test_prompts_that_are_too_long_are_refused_like_anywhere() -> None:
     Path("long.csv").write_text(own_csv((0, 90, 5)))
     ended = batchscope(*TINY, "--trace", "long.csv", *settings(engine__max_model_len=64), "--json")
     assert ended.exit_code == 2
-    assert ended.stderr.startswith("batchscope: no request at all could be served (prompt_too_long 1); give requests")
+    assert "batchscope: no request at all could be served (prompt_too_long 1); give requests" in ended.stderr
+
+
+@pytest.mark.parametrize("name", ["events.jsonl", "decisions.jsonl"])
+def test_bytes_that_are_no_text_are_one_line(name: str) -> None:
+    work = traced(sim__record="decisions")
+    assert batchscope(*TINY, *work, "--out", "real", "--no-report").exit_code == 0
+    lines = Path("real", name).read_bytes().splitlines(keepends=True)
+    Path("real", name).write_bytes(b"".join([*lines[:3], b"\xff\xfe\n", *lines[3:]]))
+    ended = batchscope("diff", "real")
+    assert (ended.exit_code, ended.stdout) == (2, "")
+    assert f"{name}, line 4: no " in ended.stderr
+
+
+FULL = """
+import resource
+from sim.cli.main import main
+
+resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+main()
+"""
+
+
+def test_a_full_disk_names_the_folder_whose_record_ends_there() -> None:
+    command = [sys.executable, "-c", FULL, *TINY, *settings(*SLOW, *LENGTHS), "--out", "full"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    ended = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr.splitlines()[-1].startswith("batchscope: full: File too large; check the path")
+    assert batchscope("diff", "full").stdout.startswith("first differing decision: none (")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 torch = pytest.importorskip("torch")
 
 from gpu_backend.cache import KvCache  # noqa: E402
-from gpu_backend.swap import SwapPool, runs  # noqa: E402
+from gpu_backend.swap import SwapPool, pinned_bytes, runs  # noqa: E402
 from policies.catalog import model  # noqa: E402
 from policies.core.errors import ContractError  # noqa: E402
 from policies.core.plan import Transfer  # noqa: E402
@@ -107,3 +107,8 @@ def test_a_transfer_that_cannot_be_is_a_broken_contract(transfer: Transfer) -> N
 
 def test_a_pool_of_no_blocks_moves_nothing() -> None:
     assert SwapPool(0, cache_of()).done() == []
+
+
+@pytest.mark.parametrize(("asked", "taken"), [(1, 1), (4096, 4096), (4097, 8192), (20 << 30, 32 << 30)])
+def test_pinned_memory_is_counted_as_torch_takes_it(asked: int, taken: int) -> None:
+    assert pinned_bytes(asked) == taken

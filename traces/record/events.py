@@ -107,7 +107,7 @@ def read_events(path: Path | str) -> Iterator[Line]:
     """The lines of a log; the last one may be cut off by a kill, and is left out then. Raises UserError with the line
     of the first bad one."""
     path = Path(path)
-    with path.open(encoding="utf-8") as lines:
+    with path.open(encoding="utf-8", errors="replace") as lines:
         for number, text in enumerate(lines, 1):
             if not text.endswith("\n"):
                 return

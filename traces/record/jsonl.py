@@ -52,7 +52,7 @@ class JsonlSink:
 def read_jsonl(path: Path | str) -> Iterator[StepRow | RequestRow | Stall]:
     """The rows of a record written by ``JsonlSink``; the last one may be cut off by a kill, and is left out then.
     Raises UserError with the line of the first bad one."""
-    with Path(path).open(encoding="utf-8") as lines:
+    with Path(path).open(encoding="utf-8", errors="replace") as lines:
         for number, line in enumerate(lines, 1):
             if not line.endswith("\n"):
                 return
