@@ -19,6 +19,9 @@ from policies.core.request import Request
 from sim.config import load_config
 from traces.workload.source import build_source
 
+TIE = 1e-4
+"""Difference of logits, which are of the order of 1, below which float32 decides by the order of its sums."""
+
 _SEED = 0
 
 
@@ -74,13 +77,14 @@ class Oracle:
 
     def compare(self, texts: Sequence[tuple[list[int], list[int]]]) -> tuple[float, int]:
         """The least gap between the two likeliest logits, and the tokens that are not the likeliest after all before
-        them. If none is, greedy decoding says the same from the first to the last."""
+        them, or tied with it within ``TIE``. If none is, greedy decoding says the same from the first to the last."""
         least, wrong = float("inf"), 0
         for prompt, answer in texts:
             ids = torch.tensor([prompt + answer[:-1]], device=self._theirs.device)
             with torch.no_grad():
-                logits = self._theirs(ids, use_cache=False).logits[0, len(prompt) - 1 :].float()
-            best = logits.topk(2, dim=-1)
-            least = min(least, float((best.values[:, 0] - best.values[:, 1]).min()))
-            wrong += int((best.indices[:, 0].cpu() != torch.tensor(answer)).sum())
+                logits = self._theirs(ids, use_cache=False).logits[0, len(prompt) - 1 :].float().cpu()
+            best = logits.topk(2, dim=-1).values
+            least = min(least, float((best[:, 0] - best[:, 1]).min()))
+            taken = logits.gather(1, torch.tensor(answer)[:, None])[:, 0]
+            wrong += int((~(taken >= best[:, 0] - TIE)).sum())
         return least, wrong

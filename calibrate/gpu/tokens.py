@@ -68,14 +68,18 @@ def _against_oracle(check: Check, oracle: Oracle) -> tuple[list[str], Outputs]:
 def _same_tokens(
     check: Check, oracle: Oracle, name: str, tables: Tables, alone: Outputs, plans: dict[str, Any]
 ) -> list[str]:
-    """Run the same requests under a policy; which have other tokens than alone. Memory begins as NaN."""
+    """Run the same requests under a policy; what has other tokens than alone must have met a tie. Memory begins as
+    NaN."""
     found = drive(oracle.model, tables, poison=True)
     differ = [number for number, made in found.outputs.items() if list(made) != list(alone[number])]
-    plans[name] = {"requests": len(found.outputs), "preemptions": found.preemptions, "differ": len(differ)}
+    texts = oracle.texts(found.outputs, tables) if differ else []
+    _, wrong = oracle.compare([texts[number] for number in differ])
+    row = {"requests": len(found.outputs), "preemptions": found.preemptions, "differ": len(differ), "wrong": wrong}
+    plans[name] = row
     check.record.keep(plans=plans)
     del found
     release(check)
-    return [f"{name}: requests {differ[:4]} have other tokens than alone"] if differ else []
+    return [f"{name}: {wrong} tokens of requests {differ[:4]} are not those of transformers"] if wrong else []
 
 
 def _graphs(check: Check) -> list[str]:
