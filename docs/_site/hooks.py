@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import posixpath
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,20 @@ def on_files(files: Files, *, config: Any) -> Files:
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     """Links of pages in docs to files elsewhere in the repository."""
     source = page.file.src_uri
-    return markdown if source.startswith(("project/", "notebooks/")) else _moved(markdown, f"docs/{source}")
+    moved = markdown if source.startswith(("project/", "notebooks/")) else _moved(markdown, f"docs/{source}")
+    return "\n".join(_deeper(moved.splitlines()))
+
+
+def _deeper(lines: Iterable[str]) -> Iterator[str]:
+    """Numbered points as mkdocs asks for them: what belongs to one stands four spaces in, where GitHub takes three, and
+    a point that follows is told by an empty line."""
+    numbered = False
+    for line in lines:
+        begins = bool(re.match(r"\d+\. ", line))
+        if begins and numbered:
+            yield ""
+        numbered = begins or (numbered and line[:1] in ("", " "))
+        yield f" {line}" if numbered and line.startswith("   ") else line
 
 
 def on_page_content(html: str, **_: Any) -> str:
@@ -96,7 +109,9 @@ def _shown(output: Any, stem: str, pictures: dict[str, bytes]) -> str:
         pictures[name] = base64.b64decode(data["image/png"])
         traces = data["application/vnd.plotly.v1+json"]["data"]
         names = ", ".join(dict.fromkeys(escape(str(trace["name"])) for trace in traces if trace.get("name")))
-        return f"![Figure: {names}]({name})"
+        # As wide as it was drawn: shrunk to a phone its words could not be read.
+        picture = f'<img alt="Figure: {names}" src="{name}">'
+        return f'<div class="scroll" tabindex="0" role="group" aria-label="figure">{picture}</div>'
     if "text/html" in data:
         html = re.sub(r"<style.*?</style>", "", data["text/html"], flags=re.DOTALL)
         # Empty table heads, as those of row names, are cells to whoever listens.
