@@ -68,6 +68,7 @@ def capacity(
     cheapest card, for a rate. CONFIG is a RUN.toml; options come on top of it (docs/capacity.md)."""
     from pathlib import Path
 
+    from policies.core.errors import ConfigError
     from sim.explore.capacity import capacity as find_capacity
     from sim.report.document import check_page
 
@@ -78,6 +79,9 @@ def capacity(
         **{"trace": trace, "profile": profile, "policy": policy, "model": model, "hardware": hardware},
         "vllm_args": vllm_args,
     }
+    for price in prices:
+        if "=" not in price:
+            raise ConfigError(f"--price {price}: write CARD=USD, for example a100-80gb=1.5")
     result = find_capacity(
         config,
         slo=limits,
@@ -92,14 +96,15 @@ def capacity(
         progress=lambda text: click.echo(f"finding {text}", err=True),
         **{name: value for name, value in flags.items() if value is not None},
     )
+    wanted = page is not None or not as_json
+    path = result.report(page or _next_page()) if wanted else None  # before what a closed pipe may cut off
     if as_json:
         import json
 
         click.echo(json.dumps(result.to_dict(), indent=2, allow_nan=False))
     else:
         _show(result)
-    if page is not None or not as_json:
-        path = result.report(page or _next_page())
+    if path is not None:
         click.echo(f"report: {path}", err=as_json)
     if not result.feasible:
         sys.exit(1)

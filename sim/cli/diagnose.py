@@ -45,12 +45,14 @@ def diagnose(run: str, max_requests: int, overrides: tuple[str, ...], out: str |
     with redirect_stdout(sys.stderr):
         found = find(run, overrides=overrides, max_requests=max_requests, progress=_progress)
     _clear()
+    wanted = out is not None or not as_json
+    # The page is written before what a closed pipe may cut off.
+    path = found.report(out if out is not None else _page_of(run)) if wanted else None
     if as_json:
         click.echo(json.dumps(found.to_dict(), indent=2, allow_nan=False))
     else:
         click.echo(in_words(found))
-    if out is not None or not as_json:
-        path = found.report(out if out is not None else _page_of(run))
+    if path is not None:
         click.echo(f"report: {path}", err=as_json)
     if found.view.summary["status"] != "completed":
         sys.exit(130 if found.view.summary["status"] == "interrupted" else 3)

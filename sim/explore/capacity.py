@@ -9,17 +9,20 @@ from policies.core.errors import ConfigError, UserError, closest
 from sim.config import RunConfig, load_config, merged_tables
 from sim.explore.capacity_result import CapacityResult, CardResult, CurvePoint
 from sim.explore.fleet import ROUTERS
-from sim.explore.levers import chunk_settings, pull
+from sim.explore.levers import changed, chunk_settings, pull
 from sim.explore.limits import Limit, parse_limit
 from sim.explore.loads import Loads
 from sim.explore.measures import Reading
 from sim.explore.rates import LONGER, find_rate
+from sim.explore.replicas import MOST as MOST_REPLICAS
 from sim.explore.replicas import find_replicas, least_replicas
 from sim.explore.seeds import mean
 
 Find = Literal["rate", "replicas", "card"]
 FINDS: tuple[Find, ...] = ("rate", "replicas", "card")
 SAMPLES, REQUESTS = 5, 2_000
+LEAST_REQUESTS = 100
+MOST_RATE_PER_S = 1e6
 DEFAULT_PROFILE = "chat"
 CURVE = (0.1, 0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25)
 """Rates of the curve, over the highest one."""
@@ -66,19 +69,41 @@ def capacity(
         raise ConfigError(f"find = {find!r}: use one of {', '.join(FINDS)}{closest(str(find), FINDS)}")
     if router not in ROUTERS:
         raise ConfigError(f"router = {router!r}: use one of {', '.join(ROUTERS)}{closest(router, ROUTERS)}")
-    if samples < 2:
-        raise ConfigError(f"samples = {samples}: give at least 2, whose differences make the interval")
+    _check_effort(samples, num_requests, replicas, rate_per_s)
+    if find == "rate" and rate_per_s is not None:
+        raise ConfigError(
+            f"rate = {rate_per_s:g}: the rate is what is found; add find = replicas or card, or leave it out"
+        )
+    if find != "rate" and (replicas != 1 or levers):
+        what = "replicas" if replicas != 1 else "try"
+        raise ConfigError(f"{what}: belongs to find = rate; leave it out")
     loaded = config if isinstance(config, RunConfig) else _loaded(config, overrides, flags)
+    for setting in levers or ():
+        changed(loaded, setting)
     wanted = num_requests or REQUESTS
     say = progress or (lambda text: None)
     sizes = {"samples": samples, "num_requests": wanted}
     if find == "rate":
         longer = num_requests is None
         return _rate(loaded, limits, replicas, router, levers, curve, say, may_lengthen=longer, **sizes)
-    rate = rate_per_s or _rate_of(loaded)
+    rate = _rate_of(loaded) if rate_per_s is None else rate_per_s
     if find == "replicas":
         return _replicas(loaded, limits, rate, router, say, **sizes)
     return _cards(loaded, limits, rate, router, say, **sizes)
+
+
+def _check_effort(samples: int, num_requests: int | None, replicas: int, rate_per_s: float | None) -> None:
+    """Raise ConfigError for numbers that no search can be made with."""
+    if samples < 2:
+        raise ConfigError(f"samples = {samples}: give at least 2, whose differences make the interval")
+    if num_requests is not None and num_requests < LEAST_REQUESTS:
+        raise ConfigError(f"requests = {num_requests}: give at least {LEAST_REQUESTS} a sample, as a p99 needs")
+    if not 1 <= replicas <= MOST_REPLICAS:
+        raise ConfigError(f"replicas = {replicas}: give a whole number of at least 1 and of at most {MOST_REPLICAS}")
+    if rate_per_s is not None and not 0.0 < rate_per_s <= MOST_RATE_PER_S:
+        raise ConfigError(
+            f"rate = {rate_per_s:g}: give requests a second, a number above 0 and of at most {MOST_RATE_PER_S:g}"
+        )
 
 
 def _limits(texts: Sequence[str]) -> list[Limit]:

@@ -9,6 +9,7 @@ from sim.explore.levers import CHUNK, Lever, chunk_step_s
 from sim.explore.limits import Limit
 from sim.explore.loads import Probe
 from sim.explore.rates import Cause, RateResult
+from sim.explore.replicas import MOST, least_replicas
 from sim.wording import digits, percent, seconds
 
 if TYPE_CHECKING:
@@ -41,13 +42,18 @@ def finding(result: CapacityResult) -> list[str]:
         sentences += _of_rate(result, result.rate)
     elif result.replicas is not None:
         sentences += [refusal.in_words() for refusal in result.replicas.refused]
-        sentences += _checked_replicas(result)
+        sentences += _too_many(result) + _checked_replicas(result)
     point = result.at_rate
     if point is not None and (cost := result.cost_of(point)):
         sentences.append(
             f"At that rate a million output tokens cost {digits(cost['usd_per_million_output_tokens'])} USD, a million"
             f" of prompts and answers {digits(cost['usd_per_million_total_tokens'])}, a request"
             f" {cost['usd_per_request']:.3g} USD."
+        )
+    whole = result.loads.source.setup().parameters.delivery == "batch_end"
+    if whole and any(limit.latency == "itl" for limit in result.loads.limits):
+        sentences.append(
+            "Answers come whole, at the end of a batch: no gap between tokens is seen, and ITL limits nothing."
         )
     if result.loads.left_out:
         share = result.loads.left_out / result.loads.offered
@@ -68,11 +74,13 @@ def _of_rate(result: CapacityResult, found: RateResult) -> list[str]:
             f" time do not: {names}."
         ]
     sentences = []
-    if found.capped:
-        sentences.append("No limit stops it: this is the hardware bound for these lengths.")
+    if found.capped and (not found.confirmed or found.confirmed[0].verdict.met):
+        sentences.append("No limit stops it up to the hardware bound for these lengths, beyond which nothing is tried.")
+    elif found.capped:
+        sentences.append("No limit stops samples of this length; longer ones it does.")
     elif found.causes:
         sentences.append(f"What stops it there: {'; '.join(_stop(cause) for cause in found.causes)}.")
-    sentences += _checked(found.confirmed, found.is_confirmed)
+    sentences += _checked(found.confirmed, found.is_confirmed) + _too_short(result, found)
     return sentences + _chunk(result, found)
 
 
@@ -99,6 +107,31 @@ def _checked(probes: Sequence[Probe], agreed: bool) -> list[str]:
         words.append(f"at {digits(probe.rate_per_s)}/s the limits are {kept} ({readings})")
     verdict = "confirm" if agreed else "do not confirm"
     return [f"Longer runs of other requests {verdict} it: {'; '.join(words)}."]
+
+
+def _too_short(result: CapacityResult, found: RateResult) -> list[str]:
+    """What to make of an answer that longer runs do not confirm."""
+    if not found.confirmed or found.is_confirmed:
+        return []
+    if found.confirmed[0].verdict.met:
+        return ["The highest rate may lie above this interval."]
+    more = "give more (--requests)" if result.loads.source.has_seeds else "give a longer trace, or fewer --samples"
+    return [
+        f"The highest rate lies below this interval: samples of {result.loads.num_requests:,} requests end before the"
+        f" server has filled up; {more}."
+    ]
+
+
+def _too_many(result: CapacityResult) -> list[str]:
+    """Where no number of replicas was enough."""
+    assert result.replicas is not None
+    if result.replicas.replicas is not None or result.replicas.refused:
+        return []
+    rate = result.for_rate_per_s or 0.0
+    return [
+        f"{MOST:,} replicas, the most that are tried, do not carry {digits(rate)} requests a second: by the hardware"
+        f" bound alone that takes {least_replicas(result.loads, rate):,}."
+    ]
 
 
 def _checked_replicas(result: CapacityResult) -> list[str]:

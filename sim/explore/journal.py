@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Self
 
 from policies.core.errors import UserError
-from sim.explore.point import Row
+from sim.explore.point import Row, row_of
 from sim.runs import write_whole
 
 ROWS_NAME = "points.jsonl"
@@ -63,19 +63,33 @@ class Journal:
             os.ftruncate(self._file, len(whole))
         for number, line in enumerate(whole.splitlines(), 1):
             try:
-                row = Row(**json.loads(line))
+                row = row_of(json.loads(line))
             except (ValueError, TypeError):
                 raise UserError(f"{self._path}: line {number} is no row of a sweep; remove that line") from None
             self.rows[row.key] = row
 
     def add(self, row: Row) -> None:
         """Keep a row."""
-        self.rows[row.key] = row
-        os.write(self._file, (json.dumps(row._asdict(), allow_nan=False) + "\n").encode())
+        self._write((json.dumps(row._asdict(), allow_nan=False) + "\n").encode())
         now_s = time.monotonic()
         if now_s - self._synced_s >= _SYNC_S:
             os.fsync(self._file)
             self._synced_s = now_s
+        self.rows[row.key] = row
+
+    def _write(self, line: bytes) -> None:
+        """The whole line or nothing: a full disk may take a part of it, which a next line must not follow."""
+        before = os.fstat(self._file).st_size
+        try:
+            if os.write(self._file, line) == len(line):
+                return
+            reason = "No space left on device"
+        except OSError as error:
+            reason = error.strerror or "cannot be written"
+        os.ftruncate(self._file, before)
+        raise UserError(
+            f"{self._path}: {reason}; what has finished before is kept: make room, and the same command goes on"
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -89,7 +103,7 @@ def _check_base(folder: Path, base: str) -> None:
     """The folder is new, or a sweep over this base."""
     path = folder / BASE_NAME
     if path.is_file():
-        if path.read_text(encoding="utf-8") != base:
+        if path.read_text(encoding="utf-8", errors="replace") != base:
             raise UserError(
                 f"--out {folder}: holds a sweep over another base (see {path}); name another folder, or remove this one"
             )

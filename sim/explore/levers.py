@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from policies.core.errors import UserError
+from policies.core.errors import ConfigError, UserError
 from sim.config import RunConfig, config_from_tables, merged_tables
 from sim.explore.limits import Limit
 from sim.explore.loads import Loads
@@ -31,6 +31,13 @@ class Lever(NamedTuple):
         return f"{key.rpartition('.')[2]} = {value}"
 
 
+def changed(config: RunConfig, setting: str) -> RunConfig:
+    """The configuration with that setting; raises ConfigError for what no key or value of RUN.toml is."""
+    if "=" not in setting:
+        raise ConfigError(f"--try {setting}: write KEY=VALUE, for example engine.max_num_seqs=64")
+    return config_from_tables(merged_tables(config.to_dict(), [setting]))
+
+
 def pull(
     config: RunConfig,
     setting: str,
@@ -43,8 +50,14 @@ def pull(
 ) -> Lever:
     """The highest rate with that setting, from a few samples."""
     try:
-        changed = config_from_tables(merged_tables(config.to_dict(), [setting]))
-        loads = Loads(changed, limits, samples=SAMPLES, num_requests=num_requests, replicas=replicas, router=router)
+        loads = Loads(
+            changed(config, setting),
+            limits,
+            samples=SAMPLES,
+            num_requests=num_requests,
+            replicas=replicas,
+            router=router,
+        )
         return Lever(setting, find_rate(loads, start=start or None, tolerance=_TOLERANCE, confirm=False))
     except UserError as error:
         return Lever(setting, None, str(error))

@@ -39,6 +39,8 @@ def find_replicas(loads: Loads, rate_per_s: float, *, confirm: bool = True) -> R
     if refused:
         return ReplicasResult(None, 0, 0, (), refused)
     needed: list[int] = []
+    if least_replicas(loads, rate_per_s) > MOST:
+        return ReplicasResult(None, 0, 0, ())
     for place in range(len(loads.draws)):
 
         def carried(replicas: int, place: int = place) -> bool:

@@ -12,11 +12,16 @@ from typing import NamedTuple
 from policies.core.errors import ConfigError, closest
 from sim.config import SECTIONS
 from sim.config_keys import impossible
+from sim.config_toml import toml_value
 
 Settings = dict[str, object]
 """Key of RUN.toml (``engine.max_num_seqs``) and value."""
 
 _MOST_VALUES = 1_000_000
+_MOST_WHOLE = 2**63 - 1
+"""More does not fit a column of a table."""
+_MOST_MISSES = 100_000
+"""Draws in a row that give no new random point, after which there is taken to be none."""
 _RANGE_KEYS = ("low", "high", "num", "log")
 
 
@@ -140,12 +145,18 @@ def random_points(space: Space, seed: int, num_points: int) -> Iterator[Settings
     if num_points > size:
         raise ConfigError(f"sweep.num_points = {num_points}: [random] has no more than {size:g} different points")
     seen: set[str] = set()
+    last = 0
     for number in count():
         if len(seen) == num_points:
             return
+        if number - last > _MOST_MISSES:
+            raise ConfigError(
+                f"sweep.num_points = {num_points}: [random] finds no more than {len(seen)} different points"
+            )
         point = {name: domain.draw(Random(f"{seed}/{number}/{name}")) for name, domain in space.items()}
         if (text := canonical(point)) not in seen:
             seen.add(text)
+            last = number
             yield point
 
 
@@ -175,7 +186,28 @@ def _domain(value: object, where: str) -> Domain:
         raise impossible(where, value, "give a list of values, or {low = ..., high = ..., num = ..., log = true}")
     if not value:
         raise ConfigError(f"{where} = []: give at least one value")
+    seen: set[str] = set()
+    for one in value:
+        _check_value(one, where)
+        if (text := canonical({"": one})) in seen:
+            raise ConfigError(f"{where}: {toml_value(one)} is given twice; leave one out")
+        seen.add(text)
     return Choices(tuple(value))
+
+
+def _check_value(value: object, where: str) -> None:
+    """Raise ConfigError for a value that no table can hold, at any depth: dates, infinite and too large numbers."""
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            _check_value(inner, f"{where}.{name}")
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            _check_value(inner, where)
+    elif isinstance(value, int | float):
+        if not math.isfinite(value) or (isinstance(value, int) and abs(value) > _MOST_WHOLE):
+            raise impossible(where, value, "give finite numbers, whole ones of at most 64 bits")
+    elif not isinstance(value, str):
+        raise impossible(where, value, "give numbers, texts, true or false, lists or tables")
 
 
 def _range(table: Mapping[str, object], where: str) -> Range:
@@ -187,8 +219,8 @@ def _range(table: Mapping[str, object], where: str) -> Range:
     log, num = table.get("log", False), table.get("num")
     if not isinstance(log, bool):
         raise impossible(f"{where}.log", log, "give true or false")
-    if num is not None and (isinstance(num, bool) or not isinstance(num, int) or num < 1):
-        raise impossible(f"{where}.num", num, "give a whole number of at least 1")
+    if num is not None and (isinstance(num, bool) or not isinstance(num, int) or not 1 <= num <= _MOST_VALUES):
+        raise impossible(f"{where}.num", num, f"give a whole number of at least 1 and of at most {_MOST_VALUES}")
     if low >= high:
         raise ConfigError(f"{where}: low = {low:g} is not below high = {high:g}")
     if log and low <= 0:
@@ -199,4 +231,6 @@ def _range(table: Mapping[str, object], where: str) -> Range:
 def _number(value: object, where: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not -1e300 < value < 1e300:
         raise impossible(where, "" if value is None else value, "give a number")
+    if isinstance(value, int) and abs(value) > _MOST_WHOLE:
+        raise impossible(where, value, "give a whole number of at most 64 bits")
     return value

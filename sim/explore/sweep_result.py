@@ -75,11 +75,12 @@ class SweepResult:
         """One row a run: point, seed, the keys that vary, status, stable, the metrics of ``sweep.metrics``, message."""
         import pandas as pd
 
+        mixed = {name for name in self.spec.space if len({_kind(point.settings[name]) for point in self.points}) > 1}
         rows: list[dict[str, Any]] = []
         for point in self.points:
             for row in point.runs:
                 metrics = {name: row.metrics.get(name) for name in self.columns}
-                keys = {name: _plain(value) for name, value in point.settings.items()}
+                keys = {name: _plain(value, mixed=name in mixed) for name, value in point.settings.items()}
                 facts = {"status": row.status, "stable": row.stable}
                 rows.append(
                     {"point": point.number, "seed": row.seed, **keys, **facts, **metrics, "message": row.message}
@@ -196,8 +197,16 @@ class SweepResult:
         return f"<p>{escape(' '.join(finding(self)))}</p>{html}"
 
 
-def _plain(value: object) -> object:
-    """A value as a table can hold it: tables and lists as TOML."""
+def _plain(value: object, *, mixed: bool) -> object:
+    """A value as a table can hold it: tables and lists as TOML, and all but texts where a column mixes kinds."""
     from sim.config_toml import toml_value
 
-    return toml_value(value) if isinstance(value, dict | list | tuple) else value
+    as_text = _kind(value) == "table" or (mixed and not isinstance(value, str))
+    return toml_value(value) if as_text else value
+
+
+def _kind(value: object) -> str:
+    """What a column of a table may hold together."""
+    if isinstance(value, bool | str):
+        return type(value).__name__
+    return "number" if isinstance(value, int | float) else "table"

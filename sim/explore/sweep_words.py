@@ -98,8 +98,8 @@ def _troubles(result: SweepResult) -> list[str]:
     unstable = [point for point in result.points if not point.keeps_up]
     if unstable:
         sentences.append(
-            f"{len(unstable):,} {_points(unstable)} not keep up with the arrivals: their latencies grow with the length"
-            " of the run, so that they are shown and never chosen."
+            f"{len(unstable):,} {_points(unstable)} not keep up with the arrivals: latencies then grow with the length"
+            " of the run. Shown, and never chosen."
         )
     if result.failed:
         sentences.append(f"{len(result.failed):,} could not be run: {result.failed[0].message}")

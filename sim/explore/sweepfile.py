@@ -19,6 +19,8 @@ METHODS: tuple[Method, ...] = ("grid", "random", "search")
 DEFAULT_METRICS = (
     "ttft_p50_s", "ttft_p99_s", "itl_p99_s", "e2e_mean_s", "output_tokens_per_s", "finished", "kv_utilization_mean",
 )  # fmt: skip
+MOST_RUNS = 1_000_000
+"""Of a sweep."""
 SAMPLERS = ("tpe", "nsga2", "random")
 _DIRECTIONS = {"min": "minimize", "max": "maximize"}
 
@@ -137,7 +139,7 @@ def load_sweep(source: str | Path | Mapping[str, object], overrides: Sequence[st
     objectives = _objectives(search) if method == "search" else ()
     space = parse_space(table, method)
     base = _base(source, config, folder, overrides)
-    return SweepSpec(
+    spec = SweepSpec(
         base,
         config,
         method,
@@ -147,6 +149,12 @@ def load_sweep(source: str | Path | Mapping[str, object], overrides: Sequence[st
         tuple(_limit(text) for text in config.limits),
         _workload_seed(base, space),
     )
+    if (runs := spec.num_points * config.repeats) > MOST_RUNS:
+        raise ConfigError(
+            f"sweep: {spec.num_points:,} points with {config.repeats:,} repeats each are {runs:,} runs,"
+            f" more than {MOST_RUNS:,}; give fewer"
+        )
+    return spec
 
 
 def _limit(text: str) -> Limit:
@@ -172,12 +180,14 @@ def _method(source: Mapping[str, object], config: SweepConfig) -> Method:
 def _objectives(search: SearchConfig) -> tuple[Objective, ...]:
     if not search.objectives:
         raise ConfigError("search.objectives is missing: say what to search for, as in ['min ttft_p99_s']")
-    found = []
+    found: list[Objective] = []
     for words in search.objectives:
         direction, _, name = words.strip().partition(" ")
         if direction not in _DIRECTIONS or not name.strip():
             raise ConfigError(f"search.objectives: '{words}': write 'min METRIC' or 'max METRIC'")
         metric(name.strip(), "search.objectives")
+        if any(name.strip() == other.metric for other in found):
+            raise ConfigError(f"search.objectives: {name.strip()} is given twice; leave one out")
         found.append(Objective(name.strip(), _DIRECTIONS[direction]))
     return tuple(found)
 
@@ -191,7 +201,12 @@ def _base(
     if config.base is not None:
         if tables:
             raise ConfigError("sweep.base and [base] are both given; leave one out")
-        tables = read_toml(str(folder / config.base))
+        path = folder / config.base
+        tables = read_toml(str(path))
+        try:
+            merged_tables(tables)
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error}") from None
     base = merged_tables(tables, overrides)
     for section, table in base.items():
         for name in table:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -60,8 +61,15 @@ def workers(where: Where, most: int) -> Iterator[Runner[Any, Any]]:
         stack.enter_context(parallel)
 
         def run(call: Callable[[Any], Any], arguments: Iterable[Any]) -> Iterator[Any]:
+            results: Any = None
             try:
-                yield from parallel(joblib.delayed(call)(argument) for argument in arguments)
+                with _interrupt_held():
+                    results = parallel(joblib.delayed(call)(argument) for argument in arguments)
+                yield from results
+            except KeyboardInterrupt as stop:
+                if results is not None:
+                    results.throw(stop)  # it ends its processes without a word; one that is dropped warns
+                raise
             except Exception as error:
                 if type(error).__name__ in ("TerminatedWorkerError", "BrokenProcessPool", "RayActorError"):
                     raise RunError(
@@ -71,6 +79,23 @@ def workers(where: Where, most: int) -> Iterator[Runner[Any, Any]]:
                 raise
 
         yield run
+
+
+@contextmanager
+def _interrupt_held() -> Iterator[None]:
+    """Processes that start within are never told of Ctrl-C, which a terminal sends to all: they would print where they
+    were. This process is told afterwards, and ends them."""
+    if not hasattr(signal, "pthread_sigmask"):  # no such masks on this system
+        yield
+        return
+    from multiprocessing.resource_tracker import ensure_running
+
+    ensure_running()  # starting it lets the signal through again
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _end_with(parent: int) -> None:

@@ -11,6 +11,7 @@ import pytest
 from policies.core.errors import ConfigError
 from sim import capacity, simulate
 from sim.explore.capacity_result import CapacityResult
+from sim.explore.capacity_words import finding
 from sim.explore.limits import parse_limit
 from tests.command import batchscope, message_of
 from tests.pages import Page
@@ -165,6 +166,19 @@ def test_an_infeasible_search_prints_json_and_exits_with_1() -> None:
         (["--slo", "ttft_p99_s=1", "--router", "random"], "use one of round_robin"),
         (["--slo", "ttft_p99_s=1", "--samples", "1"], "give at least 2"),
         (["--slo", "ttft_p99_s=1", "--price", "a100=1"], "unknown card 'a100'"),
+        (["--slo", "ttft_p99_s=1", "--price", "a100-80gb"], "write CARD=USD"),
+        (["--slo", "ttft_p99_s=1", "--price", "a100-80gb=-1"], "give a number above 0"),
+        (["--slo", "ttft_p99_s=1", "--requests", "0"], "requests = 0: give at least 100"),
+        (["--slo", "ttft_p99_s=1", "--replicas", "0"], "replicas = 0: give a whole number"),
+        (["--slo", "ttft_p99_s=1", "--replicas", "5000"], "of at most 4096"),
+        (["--slo", "ttft_p99_s=1", "--rate", "3"], "the rate is what is found"),
+        (["--slo", "ttft_p99_s=1", "--find", "replicas", "--rate", "-3"], "a number above 0"),
+        (["--slo", "ttft_p99_s=1", "--find", "replicas", "--rate", "0"], "a number above 0"),
+        (["--slo", "ttft_p99_s=1", "--find", "replicas", "--rate", "nan"], "a number above 0"),
+        (["--slo", "ttft_p99_s=1", "--find", "replicas", "--rate", "inf"], "of at most 1e+06"),
+        (["--slo", "ttft_p99_s=1", "--find", "replicas", "--rate", "3", "--replicas", "2"], "belongs to find = rate"),
+        (["--slo", "ttft_p99_s=1", "--try", "engine.max_num_seqs"], "write KEY=VALUE"),
+        (["--slo", "ttft_p99_s=1", "--try", "engine.max_num_sqs=4"], "did you mean 'max_num_seqs'?"),
     ],
 )
 def test_mistakes_end_in_one_line(arguments: list[str], expected: str) -> None:
@@ -182,6 +196,32 @@ def test_mistakes_end_in_one_line(arguments: list[str], expected: str) -> None:
 )
 def test_limits_in_words(text: str, words: str) -> None:
     assert parse_limit(text).in_words() == words
+
+
+def test_more_replicas_than_are_tried_are_said_with_the_bound() -> None:
+    result = capacity(
+        slo=["ttft_p99_s=1"], find="replicas", rate_per_s=9e5, overrides=SHORT, samples=2, num_requests=100
+    )
+    assert not result.feasible
+    assert "do not carry 900,000 requests a second: by the hardware bound alone that takes" in " ".join(finding(result))
+
+
+def test_samples_that_are_too_short_are_said_to_be() -> None:
+    result = capacity(slo=["ttft_p99_s=1"], overrides=SHORT, samples=2, num_requests=100, curve=False, levers=[])
+    assert result.rate is not None
+    assert result.rate.capped
+    words = " ".join(finding(result))
+    if result.rate.confirmed[0].verdict.met:
+        assert "may lie above this interval" in words
+    else:
+        assert "end before the server has filled up; give more (--requests)" in words
+        assert "hardware bound" not in words
+
+
+def test_gaps_of_answers_that_come_whole_limit_nothing() -> None:
+    of = {"overrides": SHORT, "samples": 2, "num_requests": 100, "curve": False, "levers": []}
+    result = capacity(slo=["ttft_p99_s=3", "itl_p99_s=0.001"], preset="ft-static", **of)  # type: ignore[arg-type]
+    assert "ITL limits nothing" in " ".join(finding(result))
 
 
 def test_a_class_without_requests_is_said() -> None:

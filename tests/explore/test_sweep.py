@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -16,6 +17,7 @@ from policies.core.errors import UserError
 from sim import simulate, sweep
 from sim.explore.journal import Journal
 from sim.explore.sweepfile import load_sweep
+from sim.explore.workers import Where, workers
 from tests.command import batchscope, message_of
 from tests.explore.sweeps import BASE, GRID, keys_of, rows_of, write
 from tests.pages import Page
@@ -133,6 +135,58 @@ def test_a_damaged_row_is_named() -> None:
     assert "points.jsonl: line 1 is no row of a sweep; remove that line" in ended.stderr
 
 
+@pytest.mark.parametrize(
+    "change",
+    [{"metrics": []}, {"metrics": {"ttft_p99_s": "x"}}, {"metrics": {"ttft_p99_s": float("nan")}}, {"stable": "no"},
+     {"settings": 3}, {"seed": "0"}, {"message": None}],
+)  # fmt: skip
+def test_a_row_with_other_facts_is_no_row(change: dict[str, object]) -> None:
+    row = {"settings": {}, "seed": 0, "status": "completed", "message": "", "stable": None, "metrics": {"finished": 3}}
+    folder = Path("out")
+    with Journal(folder, "base"):
+        pass
+    (folder / "points.jsonl").write_text(json.dumps(row) + "\n" + json.dumps(row | change) + "\n")
+    with pytest.raises(UserError, match="line 2 is no row of a sweep"):
+        Journal(folder, "base")
+
+
+def test_a_base_that_is_no_text_is_another_base() -> None:
+    Path("out").mkdir()
+    Path("out/base.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(UserError, match="holds a sweep over another base"):
+        Journal(Path("out"), "base")
+
+
+def test_a_full_disk_keeps_whole_rows_and_is_one_line() -> None:
+    pytest.importorskip("resource")
+    write(GRID)
+    words = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000)); from sim.cli.main import main"
+    command = [sys.executable, "-c", f"{words}; main()", "sweep", "sweep.toml", "--jobs", "1", "--out", "full"]
+    ended = subprocess.run(
+        command, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
+    assert ended.returncode == 2
+    assert len(ended.stderr.splitlines()) == 1
+    assert "what has finished before is kept: make room" in ended.stderr
+    kept = Path("full/points.jsonl").read_bytes()
+    assert kept.endswith(b"}\n")
+    assert 0 < kept.count(b"\n") < 6
+    assert batchscope("sweep", "sweep.toml", "--jobs", 1, "--out", "full").exit_code == 0
+    assert Path("full/points.jsonl").read_bytes().startswith(kept)
+    assert batchscope("sweep", "sweep.toml", "--jobs", 1).exit_code == 0
+    assert Path("full/table.csv").read_bytes() == Path("runs/sweep/table.csv").read_bytes()
+
+
+def _is_interrupt_blocked(number: int) -> bool:
+    return signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+
+def test_workers_are_not_told_of_an_interruption() -> None:
+    with workers(Where(jobs=2), 2) as run:
+        assert list(run(_is_interrupt_blocked, range(2))) == [True, True]
+        assert not _is_interrupt_blocked(0)
+
+
 def test_two_sweeps_do_not_write_into_one_folder() -> None:
     with Journal(Path("out"), "base"), pytest.raises(UserError, match="another sweep is writing into it"):
         Journal(Path("out"), "base")
@@ -183,12 +237,45 @@ def test_limits_choose_the_point_of_most_throughput_that_keeps_them() -> None:
         ('[sweep]\nnum_points = 9\n[random]\n"engine.max_num_seqs" = [4, 5]\n', "no more than 2 different points"),
         ('[sweep]\nnum_points = 9\n[search]\n"engine.max_num_seqs" = [4, 5]\n', "search.objectives is missing"),
         ('[grid]\n"workload.seed" = [1, 2]\n', "give sweep.repeats = N"),
+        ('[grid]\n"workload.rate_per_s" = [1, nan]\n', "give finite numbers"),
+        ('[grid]\n"engine.max_num_seqs" = [4, 10000000000000000000]\n', "of at most 64 bits"),
+        ('[grid]\n"engine.max_num_seqs" = {low = 1, high = 10000000000000000000, num = 3}\n', "of at most 64 bits"),
+        ('[grid]\n"workload.rate_per_s" = {low = 1, high = 2.5, num = 10000000000}\n', "of at most 1000000"),
+        ('[grid]\n"engine.max_num_seqs" = [4, 8, 4]\n', "4 is given twice"),
+        ('[grid]\n"model.name" = [2026-01-01]\n', "give numbers, texts"),
+        (
+            '[sweep]\nrepeats = 1000\n[grid]\n"workload.rate_per_s" = {low = 1.0, high = 2.0, num = 1001}\n',
+            "runs, more",
+        ),
+        (
+            '[sweep]\nnum_points = 2\n[random]\n"workload.rate_per_s" = {low = 1.0, high = 1.0000000000001}\n',
+            "finds no more than 1 different points",
+        ),
+        (
+            '[sweep]\nnum_points = 2\n[search]\nobjectives = ["min ttft_p99_s", "max ttft_p99_s"]\n'
+            '"engine.max_num_seqs" = [4, 5]\n',
+            "ttft_p99_s is given twice",
+        ),
         ('[sweep]\nlimits = ["ttft_p99=1"]\n' + GRID, "did you mean 'ttft_p99_s'?"),
     ],
 )
 def test_mistakes_end_in_one_line(text: str, expected: str) -> None:
     message = message_of("sweep", "sweep.toml", files={"sweep.toml": text + BASE})
     assert expected in message
+
+
+def test_values_of_several_kinds_are_texts_in_a_column() -> None:
+    write('[grid]\n"engine.max_num_seqs" = [4, "a", true, [1]]\n')
+    ended = batchscope("sweep", "sweep.toml", "--jobs", 1)
+    assert ended.exit_code == 0, ended.stderr
+    table = pd.read_parquet("runs/sweep/table.parquet")
+    assert table["engine.max_num_seqs"].tolist() == ["4", "a", "true", "[1]"]
+    assert table["status"].tolist() == ["completed"] + ["user_error"] * 3
+
+
+def test_a_file_under_the_points_is_named_where_it_is_wrong() -> None:
+    files = {"sweep.toml": '[sweep]\nbase = "run.toml"\n' + GRID, "run.toml": "[wrokload]\n"}
+    assert "run.toml: wrokload: unknown section" in message_of("sweep", "sweep.toml", files=files)
 
 
 def test_unknown_keys_of_the_base_are_found_before_anything_runs() -> None:
