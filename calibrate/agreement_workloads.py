@@ -13,7 +13,7 @@ _BLOCK_TOKENS = 16
 _EASY, _BEYOND = 0.6, 3.0
 """Rates of the two open loops, as shares of what the executor can serve."""
 
-_SHORT_OF_BLOCKS = 0.4
+_SHORT_OF_BLOCKS = 0.28
 """Share of the blocks that a full batch of the longest requests would take."""
 
 
