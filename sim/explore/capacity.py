@@ -199,7 +199,9 @@ def _replicas(
         wanted = min(num_requests * guess, max(_MOST_REQUESTS, num_requests))
         loads = Loads(config, limits, samples=samples, num_requests=wanted, router=router)
     say(f"the fewest replicas, in {samples} samples of {loads.num_requests:,} requests")
-    return CapacityResult("replicas", loads, replicas=find_replicas(loads, rate), for_rate_per_s=rate)
+    found = CapacityResult("replicas", loads, replicas=find_replicas(loads, rate), for_rate_per_s=rate)
+    found.asked_requests = num_requests  # those of one replica; the sample has as many times more
+    return found
 
 
 def _cards(
@@ -224,6 +226,8 @@ def _cards(
     shown = best or next((card for card in cards if card.result is not None), None)
     if shown is None or shown.result is None:
         raise ConfigError(f"no card of [price] can be simulated; the first one: {cards[0].message}")
-    return CapacityResult(
+    found = CapacityResult(
         "card", shown.result.loads, replicas=shown.result.replicas, for_rate_per_s=rate, cards=cards, card=best
     )
+    found.asked_requests = num_requests
+    return found

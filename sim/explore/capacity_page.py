@@ -126,5 +126,12 @@ def _cards(result: CapacityResult) -> Table:
 
 
 def _command(result: CapacityResult) -> str:
-    limits = " ".join(f'--slo "{limit.text}"' for limit in result.loads.limits)
-    return f"Save this as run.toml, then: batchscope capacity run.toml {limits} --find {result.find}."
+    loads = result.loads
+    words = [*(f'--slo "{limit.text}"' for limit in loads.limits), f"--find {result.find}"]
+    if result.for_rate_per_s is not None:
+        words.append(f"--rate {result.for_rate_per_s!r}")
+    elif loads.replicas > 1:
+        words.append(f"--replicas {loads.replicas}")
+    words += [f"--router {loads.router}", f"--samples {len(loads.draws)}", f"--requests {result.asked_requests}"]
+    words += [f'--try "{lever.setting}"' for lever in result.levers]
+    return f"Save this as run.toml, then: batchscope capacity run.toml {' '.join(words)}"

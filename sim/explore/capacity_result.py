@@ -66,7 +66,7 @@ class CardResult(NamedTuple):
 class CapacityResult:
     """The answer of ``capacity``. ``find`` says what was looked for: ``rate`` has the highest rate, ``replicas`` the
     fewest replicas for ``for_rate_per_s``, ``card`` the cheapest of ``cards``. ``curve`` are points along the rate,
-    ``levers`` what settings would give. In a notebook it shows itself."""
+    ``levers`` what settings would give. ``asked_requests`` of a sample give it again. In a notebook it shows itself."""
 
     def __init__(
         self,
@@ -85,6 +85,7 @@ class CapacityResult:
         self.cards, self.card = list(cards), card
         self.curve: list[CurvePoint] = []
         self.levers: list[Lever] = []
+        self.asked_requests = loads.num_requests
 
     @property
     def feasible(self) -> bool:

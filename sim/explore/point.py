@@ -55,14 +55,14 @@ class Row(NamedTuple):
 
 def row_of(facts: Any) -> Row:
     """The row in parsed JSON; raises ValueError or TypeError for what is none."""
-    row = Row(**facts)
+    row: Any = Row(**facts)
     whole = isinstance(row.seed, int) and isinstance(row.status, str) and isinstance(row.message, str)
     if not (whole and isinstance(row.settings, dict) and row.stable in (True, False, None)):
         raise ValueError("not the facts of a run")
     values = row.metrics.values() if isinstance(row.metrics, dict) else [None]
     if not all(isinstance(value, int | float) and math.isfinite(value) for value in values):
         raise ValueError("a metric is a finite number")
-    return row
+    return Row(*row)
 
 
 def run_key(settings: Settings, seed: int) -> str:

@@ -206,6 +206,15 @@ def test_more_replicas_than_are_tried_are_said_with_the_bound() -> None:
     assert "do not carry 900,000 requests a second: by the hardware bound alone that takes" in " ".join(finding(result))
 
 
+def test_the_page_says_how_to_find_the_same_again() -> None:
+    prices = ["price.a100-80gb=1.5"]
+    more = {"overrides": [*SHORT, *prices], "samples": 2, "num_requests": 110}
+    result = capacity(slo=["ttft_p99_s=0.3"], find="card", rate_per_s=60, **more)  # type: ignore[arg-type]
+    page = Page(result.report("card.html").read_text(encoding="utf-8"))
+    assert '--slo "ttft_p99_s=0.3" --find card --rate 60' in page.visible.replace("\u00a0", " ")
+    assert "--router round_robin --samples 2 --requests 110" in page.visible.replace("\u00a0", " ")
+
+
 def test_samples_that_are_too_short_are_said_to_be() -> None:
     result = capacity(slo=["ttft_p99_s=1"], overrides=SHORT, samples=2, num_requests=100, curve=False, levers=[])
     assert result.rate is not None

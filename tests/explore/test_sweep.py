@@ -274,7 +274,7 @@ def test_values_of_several_kinds_are_texts_in_a_column() -> None:
 
 
 def test_a_file_under_the_points_is_named_where_it_is_wrong() -> None:
-    files = {"sweep.toml": '[sweep]\nbase = "run.toml"\n' + GRID, "run.toml": "[wrokload]\n"}
+    files: dict[str, str | bytes] = {"sweep.toml": '[sweep]\nbase = "run.toml"\n' + GRID, "run.toml": "[wrokload]\n"}
     assert "run.toml: wrokload: unknown section" in message_of("sweep", "sweep.toml", files=files)
 
 
