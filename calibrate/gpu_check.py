@@ -33,6 +33,9 @@ def main(arguments: list[str] | None = None) -> int:
     except BatchscopeError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
+    except KeyboardInterrupt:
+        print("interrupted; what is known is on disk, --resume goes on", file=sys.stderr)
+        return 130
 
 
 def _parser() -> argparse.ArgumentParser:
