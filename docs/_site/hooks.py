@@ -116,6 +116,7 @@ def _shown(output: Any, stem: str, pictures: dict[str, bytes]) -> str:
         html = re.sub(r"<style.*?</style>", "", data["text/html"], flags=re.DOTALL)
         # Empty table heads, as those of row names, are cells to whoever listens.
         html = re.sub(r"<th[^>]*>\s*</th>", "<td></td>", html)
+        html = html.replace(' border="1"', "")
         one_line = re.sub(r"\s*\n\s*", " ", html)
         return f'<div class="shown">{one_line}</div>'
     return f"```text\n{output.get('text', data.get('text/plain', '')).rstrip()}\n```"
