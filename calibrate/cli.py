@@ -12,6 +12,8 @@ from calibrate.fit import Fit, fit_profile, fit_tables
 from policies.catalog import card, model
 from policies.core.errors import CostFileError
 
+_NOISY = 0.1
+"""Median error of the held-out steps beyond which a fit is said to be of no use."""
 _ROWS = {
     "step": "step, held out, all",
     "step_decode": "step, held out, decode",
@@ -42,19 +44,31 @@ def run_fit(
     """
     if (data is None) == (profile is None):
         raise CostFileError("calibrate fit: give --profile FILE, or --data FOLDER of the known operator tables")
+    _check_paths(profile, out, report)
     if profile is not None:
         found = _fit_file(Path(profile), model_name, hardware, tp)
     else:
         folder = tables_folder(str(data))
         found = fit_tables(model(model_name or "llama-2-7b"), card(hardware or "a100-80gb"), folder, tp or 1)
-    write_json(found.cost_file, Path(out))
-    lines = [describe_fit(found.cost_file), f"written: {out}"]
+    # The report first: where it cannot be written, there is no cost file of a command that failed.
     if report is not None:
         from calibrate.residuals import write_report
 
         write_report(found, Path(report))
-        lines.append(f"written: {report}")
-    return "\n".join(lines)
+    write_json(found.cost_file, Path(out))
+    return "\n".join([describe_fit(found.cost_file), *(f"written: {path}" for path in (out, report) if path)])
+
+
+def _check_paths(profile: str | None, out: str, report: str | None) -> None:
+    """CostFileError where one file would be written over another, or into no folder."""
+    named: dict[Path, str] = {}
+    for option, path in (("--profile", profile), ("--out", out), ("--report", report)):
+        if path is None:
+            continue
+        if (first := named.setdefault(Path(path).resolve(), option)) != option:
+            raise CostFileError(f"{option} {path}: is the file of {first}, too; choose another path")
+        if option != "--profile" and not Path(path).absolute().parent.is_dir():
+            raise CostFileError(f"{option} {path}: cannot be written (no such folder); choose another path")
 
 
 def _fit_file(path: Path, model_name: str | None, hardware: str | None, tp: int | None) -> Fit:
@@ -126,8 +140,15 @@ def describe_fit(cost_file: dict[str, Any]) -> str:
         row = cost_file["held_out"].get(key)
         if row is None:
             continue
-        figures = "".join(f"{100 * row[name]:8.2f}" for name in ("median", "p95", "max"))
+        figures = "".join(f" {100 * row[name]:7.2f}" for name in ("median", "p95", "max"))
         lines.append(f"{title:40}{figures}{row['points']:8d}")
+    # Without a point that was held out nobody knows what the file is worth.
+    for kind in ("step", "step_decode", "step_prefill"):
+        if cost_file["held_out"].get(kind) is None and not (kind != "step" and "step_whole" in cost_file["held_out"]):
+            lines.append(f"{_ROWS[kind]:40}  no error is known: too few points to hold some out")
+    step = cost_file["held_out"].get("step")
+    if step is not None and step["median"] > _NOISY:
+        lines.append("the step is off by more than is of use: measure again, longer, and while nothing else runs")
     return "\n".join(lines)
 
 

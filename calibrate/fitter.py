@@ -107,6 +107,11 @@ def measured_of(profile: Profile, name: str, most_tokens: float, usual_head: Hea
                 f"{name}: has no rows of operator '{operator}'; a fit takes linear, decode and prefill (or whole steps"
                 " alone): import or measure these too"
             )
+    if all(row.chunk_context for row in profile.of("prefill")):
+        raise CostFileError(
+            f"{name}: has no prefill rows without cached tokens (chunk_context 0), which tell what new tokens cost:"
+            " import or measure these too"
+        )
     linear: dict[int, list[float]] = {}
     for row in profile.of("linear"):
         linear.setdefault(row.tokens, []).append(row.seconds)

@@ -134,7 +134,7 @@ def with_file(origin: Origin, path: Path) -> Origin:
     try:
         digest = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
     except OSError as error:
-        raise CostFileError(f"{path}: cannot be read ({error.strerror}); --data is the folder of the tables") from None
+        raise CostFileError(f"{path}: cannot be read ({error.strerror}); give the table as published") from None
     return origin._replace(file=path.name, file_sha256=digest)
 
 

@@ -7,13 +7,16 @@ from pathlib import Path
 
 from calibrate.checks import Limits
 from calibrate.importing import Group, first_row, unknown_table
-from calibrate.operators import read_attention, read_linear
+from calibrate.operators import Row, read_attention, read_linear
 from calibrate.profile import Measurement
+from policies.core.errors import CostFileError
 
 
 def measurements(path: Path, group: Group) -> Iterator[Measurement]:
     """The rows of one table, whose kind its columns tell, for the group's number of GPUs."""
-    columns = first_row(path).columns()
+    first = first_row(path)
+    _check_widths(first, group)
+    columns = first.columns()
     if "time_stats.mlp_up_proj.median" in columns:
         return _linear(path, group)
     if {"kv_cache_size", "prefill_chunk_size", "batch_size"} <= set(columns):
@@ -21,6 +24,22 @@ def measurements(path: Path, group: Group) -> Iterator[Measurement]:
     if "kind" in columns:
         return attention_rows(path, group)
     raise unknown_table(path, "Vidur", columns, "mlp.csv and attention.csv of data/profiling/compute")
+
+
+def _check_widths(row: Row, group: Group) -> None:
+    """CostFileError for a table of another model: it states the widths of the whole one, of which a group has parts."""
+    shape = group.shape
+    tp = shape.tp
+    for columns, wanted in (
+        (("n_embd",), shape.hidden),
+        (("n_head", "n_q_head"), shape.heads * tp),
+        (("n_expanded_embd",), shape.intermediate * tp),
+    ):
+        for name in columns:
+            if row.has(name) and row.integer(name) != wanted:
+                raise CostFileError(
+                    f"{row.where}: {name} is {row.integer(name)}, in {shape.name} {wanted}; use a table of this model"
+                )
 
 
 def _linear(path: Path, group: Group) -> Iterator[Measurement]:

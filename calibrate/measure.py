@@ -114,6 +114,11 @@ def measure(
     session.choose(seconds * (1 - _SHARE_OF_HOST))
     chosen, all_of_them = len(session.steps), len(session.candidates)
     tell(f"measuring {chosen} of {all_of_them} steps of {machine.model.shape.name} on {machine.name}")
+    if session.least_s > seconds:
+        tell(
+            f"the coarsest points alone take {session.least_s:.0f} s on this machine, longer than --seconds; lower"
+            " limits need fewer (--set engine.max_num_seqs=32 --set engine.max_num_batched_tokens=1024)"
+        )
     _play(session.host_round, 1, began + seconds * _SHARE_OF_HOST)
     _play(session.round, LEAST_ROUNDS, began + seconds)
     return session.profile(card)

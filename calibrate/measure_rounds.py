@@ -36,6 +36,7 @@ class Rounds:
         self.steps: dict[Step, list[float]] = {}
         self.hosts: dict[int, list[float]] = {}
         self.rounds = 0
+        self.least_s = 0.0
         self._timer, self._swap_timer = timer, swap_timer
         self._heads: dict[int, list[float]] = {}
         self._swaps: dict[int, list[float]] = {blocks: [] for blocks in swaps}
@@ -43,7 +44,10 @@ class Rounds:
         self._draw = random.Random(_SEED)
 
     def choose(self, budget_s: float) -> None:
-        """Take as many points, coarse ones first, as ``LEAST_ROUNDS`` fit into the budget with; each is run before."""
+        """Take as many points, coarse ones first, as ``LEAST_ROUNDS`` fit into the budget with; each is run before.
+
+        All of the coarsest level are taken: ``least_s`` says how long the rounds over what was taken will last.
+        """
         round_s = 0.0
         for level, step in self.candidates:
             began = time.perf_counter()
@@ -53,6 +57,7 @@ class Rounds:
             if level and round_s * (LEAST_ROUNDS + 2) > budget_s:
                 break
             self.steps[step] = []
+            self.least_s = round_s * LEAST_ROUNDS
         self._heads = {len(step.contexts): [] for step in self.steps if step.bare and step.contexts}
 
     def round(self) -> None:

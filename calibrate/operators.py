@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import zlib
 from collections.abc import Iterable, Iterator, Sized
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -120,13 +121,11 @@ def read_rows(path: Path) -> Iterator[Row]:
         return
     opener = gzip.open if path.suffix == ".gz" else open
     try:
-        with opener(path, "rt", encoding="utf-8", newline="") as stream:
+        with opener(path, "rt", encoding="utf-8-sig", newline="") as stream:
             yield from csv_rows(path, stream)
-    except (OSError, EOFError, UnicodeDecodeError, csv.Error) as error:
+    except (OSError, EOFError, UnicodeDecodeError, csv.Error, zlib.error) as error:
         reason = getattr(error, "strerror", None) or error
-        raise CostFileError(
-            f"{path}: cannot be read ({reason}); --data is the folder of the tables"
-        ) from None
+        raise CostFileError(f"{path}: cannot be read ({reason}); give the table as published") from None
 
 
 def _parquet_rows(path: Path) -> Iterator[Row]:

@@ -6,6 +6,7 @@ import csv
 import gzip
 import io
 import statistics
+import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -93,7 +94,7 @@ def _text(path: Path) -> str:
     try:
         data = path.read_bytes()
         return (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8-sig")
-    except (OSError, EOFError, ValueError) as error:
+    except (OSError, EOFError, ValueError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or error
         raise CostFileError(f"{path}: cannot be read ({reason}); name a profile") from None
 
@@ -175,6 +176,8 @@ def check_units(profile: Profile, name: str, shape: ModelShape, card: Card) -> N
     limits = Limits(card)
     ratios = []
     for row in profile.rows:
+        if row.seconds > MOST_SECONDS:
+            raise CostFileError(f"{name}: a row of {row.operator} takes {row.seconds:g} s; check its units")
         if profile.sources[row.source].card in ("", card.name):
             floor_s = limits.measurement(name, row, shape)
             if floor_s > _LARGE_S:

@@ -29,11 +29,13 @@ def write_report(fit: Fit, path: Path) -> None:
 
     name = html.escape(str(fit.cost_file["name"]))
     table = html.escape(describe_fit(fit.cost_file))
+    head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{name}: residuals</title>'
+    style = "font-family: sans-serif; max-width: 70rem; margin: auto; padding: 0 1rem"
+    data_date = html.escape(str(fit.cost_file["data_date"]))
     page = (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{name}: residuals</title></head>'
-        f'<body style="font-family: sans-serif; max-width: 70rem; margin: auto"><h1>{name}: residuals</h1>'
-        f"<p>Each point is a held-out step, predicted by a fit that did not see it. Data: "
-        f"{html.escape(str(fit.cost_file['data_date']))}.</p><pre>{table}</pre>{_figure(fit)}</body></html>\n"
+        f'<!doctype html><html lang="en"><head>{head}</head><body style="{style}"><h1>{name}: residuals</h1>'
+        f"<p>Each point is a held-out step, predicted by a fit that did not see it. Data: {data_date}.</p>"
+        f'<pre style="overflow-x: auto">{table}</pre>{_figure(fit)}</body></html>\n'
     )
     try:
         path.write_text(page, encoding="utf-8")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from calibrate.fit_steps import fit_steps
 from calibrate.importing import TOOLS, import_profile
 from calibrate.importing_aic import product_s
 from calibrate.importing_installed import installed_tables
+from calibrate.operators import LINEAR_OPERATORS
 from calibrate.profile_file import read_profile
 from policies.catalog import card, model
 from policies.core.errors import ConfigError, CostFileError
@@ -232,3 +235,42 @@ def test_what_cannot_be_imported_is_one_line(tmp_path: Path, tool: str, text: st
 def test_the_help_names_every_tool() -> None:
     text = " ".join(batchscope("calibrate", "import", "--help").stdout.split())
     assert all(tool in text for tool in TOOLS)
+
+
+def vidur_rows(seconds: float = 0.5, widths: str = "32,4096,11008") -> str:
+    """Vidur's linear operators of Llama-2-7B, each of ``seconds`` ms."""
+    names = ",".join(f"time_stats.{name}.median" for name in LINEAR_OPERATORS)
+    times = ",".join([str(seconds)] * len(LINEAR_OPERATORS))
+    return f"{names},n_head,n_embd,n_expanded_embd,num_tokens,num_tensor_parallel_workers\n{times},{widths},1,1\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (vidur_rows(widths="64,8192,28672"), "row 2: n_embd is 8192, in llama-2-7b 4096"),
+        (vidur_rows(widths="32,4096,14336"), "row 2: n_expanded_embd is 14336, in llama-2-7b 11008"),
+        (vidur_rows(1e300), "a row of linear takes"),
+    ],
+)
+def test_a_table_of_another_model_or_beyond_all_times_is_refused(tmp_path: Path, text: str, said: str) -> None:
+    path = table(tmp_path, "mlp.csv", text)
+    with pytest.raises(CostFileError, match=re.escape(said)):
+        import_profile("vidur", [path], model("llama-2-7b"), card("a100-80gb"))
+
+
+def test_a_mark_of_byte_order_is_no_part_of_the_first_column(tmp_path: Path) -> None:
+    plain = table(tmp_path, "mlp.csv", vidur_rows())
+    marked = tmp_path / "marked.csv"
+    marked.write_text(vidur_rows(), encoding="utf-8-sig")
+    group = (model("llama-2-7b"), card("a100-80gb"))
+    found = [import_profile("vidur", [path], *group).rows[0].seconds for path in (plain, marked)]
+    assert found[0] == found[1]
+
+
+def test_a_packed_table_with_damaged_bytes_is_one_line(tmp_path: Path) -> None:
+    packed = bytearray(gzip.compress(vidur_rows().encode() * 50))
+    path = tmp_path / "mlp.csv.gz"
+    for cut in range(12, len(packed) - 8, 5):
+        path.write_bytes(packed[:cut] + b"\xff\xff\xff" + packed[cut + 3 :])
+        with pytest.raises(CostFileError, match=r"mlp\.csv\.gz"):
+            import_profile("vidur", [path], model("llama-2-7b"), card("a100-80gb"))

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from calibrate.cli import describe_fit
 from calibrate.profile import OPERATORS, SECONDS, SIZES, Measurement, Origin, Profile
 from calibrate.profile_file import read_profile, write_profile
 from policies.catalog import card, model
@@ -176,3 +177,48 @@ def test_sizes_that_an_operator_must_have_are_above_zero(own: Path) -> None:
     changed(own, lambda text: text.replace("# range.sequences: 1..64\n", ""))
     message = fitted(changed(own, lambda text: text.replace("\ndecode,own,,1,128,,", "\ndecode,own,,0,128,,", 1)))
     assert "sequences = 0; an operator 'decode' has 1 or more" in message
+
+
+def test_a_fit_that_fails_leaves_no_file_and_overwrites_none(own: Path) -> None:
+    out, before = own.with_name("out.json"), own.read_text()
+    for arguments, said in (
+        (("--out", own), "is the file of --profile, too"),
+        (("--out", out, "--report", out), "is the file of --out, too"),
+        (("--out", out, "--report", own.parent / "none" / "page.html"), "no such folder"),
+    ):
+        found = batchscope("calibrate", "fit", "--profile", own, *arguments)
+        assert found.exit_code == 2
+        assert said in found.stderr
+        assert not out.exists()
+    assert own.read_text() == before
+
+
+def test_prompts_without_cached_tokens_are_needed(own: Path) -> None:
+    lines = own.read_text().splitlines()
+    names = next(line for line in lines if not line.startswith("#")).split(",")
+    place = names.index("chunk_context")
+    kept = [line for line in lines if not (line.startswith("prefill,") and line.split(",")[place] == "0")]
+    own.write_text("\n".join(kept) + "\n")
+    found = batchscope("calibrate", "fit", "--profile", own, "--out", own.with_name("out.json"))
+    assert found.exit_code == 2
+    assert "prefill" in found.stderr
+    assert len(found.stderr.splitlines()) == 1
+
+
+def test_a_file_of_single_points_says_that_its_error_is_not_known(own: Path) -> None:
+    lines = own.read_text().splitlines()
+    head = [line for line in lines if line.startswith("#") or line.startswith("operator")]
+    first = [next(line for line in lines if line.startswith(name)) for name in ("linear,", "decode,", "prefill,")]
+    own.write_text("\n".join([*head, *first]) + "\n")
+    found = batchscope("calibrate", "fit", "--profile", own, "--out", own.with_name("out.json"))
+    assert found.exit_code == 0, found.stderr
+    assert "no error is known" in found.stdout
+
+
+def test_a_fit_of_no_use_says_so_and_its_columns_stay_apart() -> None:
+    row = {"median": 0.4, "p95": 22.5, "max": 129876.5, "points": 6}
+    text = describe_fit({"name": "cpu_tiny", "version": 3, "held_out": {"step": row}})
+    assert "measure again, longer" in text
+    assert " 40.00 2250.00 12987650.00 " in text
+    good = {"name": "x", "version": 3, "held_out": {"step": {**row, "median": 0.01}}}
+    assert "measure again" not in describe_fit(good)

@@ -178,7 +178,7 @@ def test_the_command_prints_errors_by_engine_card_and_figure(tmp_path: Path) -> 
     found = batchscope("calibrate", "validate", str(path))
     assert found.exit_code == 0, found.stderr
     assert "vllm 0.5.3, A100-SXM4-40GB: e2e_batch_s" in found.stdout
-    assert "not run: 1 cases" in found.stdout
+    assert "not run: 1 case\n" in found.stdout
 
 
 @pytest.mark.parametrize(
@@ -257,3 +257,31 @@ def test_the_roofline_is_within_a_factor_of_two_and_refuses_the_impossible(share
     assert len(found.within) >= 0.9 * len(found.comparison.rows)
     assert not found.below_bound
     assert len(found.refused) == len(found.graded_x) > 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"measured": {"e2e_batch_s": -1}}, "measured.e2e_batch_s is -1; it must be above 0"),
+        ({"measured": {"e2e_batch_s": 0}}, "measured.e2e_batch_s is 0"),
+        ({"measured": {"e2e_batch_s": float("nan")}}, "measured.e2e_batch_s is nan"),
+        ({"engine": {"name": "vllm", "version": "0.5", "settings": "all"}}, "engine.settings is 'all', no object"),
+    ],
+)
+def test_values_that_no_measurement_has_are_named(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(TraceError, match=said):
+        read_cases(written(tmp_path, record(**changes)))
+
+
+@pytest.mark.parametrize("length", [0, -4, float("nan"), float("inf")])
+def test_a_length_is_a_token_or_more(tmp_path: Path, length: float) -> None:
+    workload = {**record()["workload"], "input_len": {"dist": "fixed", "value": length}}
+    with pytest.raises(TraceError, match="a length is"):
+        read_cases(written(tmp_path, record(workload=workload)))
+
+
+def test_a_case_graded_impossible_is_listed_not_compared(tmp_path: Path) -> None:
+    found = compare(read_cases(written(tmp_path, record(grade="X"))), recipe_of)
+    assert not found.rows
+    assert left_lines(found)[0] == "not run: 1 case"
+    assert "graded X" in found.left[0].reason

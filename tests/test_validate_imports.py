@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from calibrate.validation.recorded import Host, compare_run
+from calibrate.validation.run_text import run_lines
 from policies.core.errors import TraceError
 from sim.api import prepare, run_setup
 from sim.config import config_from_tables
@@ -132,11 +134,11 @@ def test_without_times_of_sending_the_clients_are_those_of_the_tool(tmp_path: Pa
         ("vllm-bench", "{}", "'input_lens' is missing or no list"),
         ("vllm-bench", '{"input_lens": [1], "output_lens": [1], "ttfts": [], "itls": []}', "'input_lens' has 1"),
         ("vllm-bench", '{"input_lens": [1], "output_lens": [2], "ttfts": ["x"], "itls": [[]]}', "'ttfts' is 'x'"),
-        ("vllm-bench", '{"input_lens": [1], "output_lens": [2], "ttfts": [1], "itls": [["x"]]}', "'itls' must hold"),
+        ("vllm-bench", '{"input_lens": [1], "output_lens": [2], "ttfts": [1], "itls": [["x"]]}', "'itls[0]' is 'x'"),
         ("vllm-bench", '{"input_lens": [], "output_lens": [], "ttfts": [], "itls": []}', "no request in it"),
-        ("guidellm", '{"benchmarks": [{"requests": {"successful": [{}]}}]}', "'request_start_time' is missing"),
+        ("guidellm", '{"benchmarks": [{"requests": {"successful": [{}]}}]}', "'output_tokens' is missing"),
         ("aiperf", '{"metadata": {}}', "metrics: not an object"),
-        ("llmservingsim", "queued_s,first_token_s\n1,2\n", "row 2: 'last_token_s' is missing"),
+        ("llmservingsim", "queued_s,first_token_s\n1,2\n", "row 2: 'output_toks' is missing"),
         ("nothing", "", "use one of vllm-bench"),
     ],
 )
@@ -182,6 +184,67 @@ def test_the_command_compares_a_result_with_its_simulation(tmp_path: Path) -> No
     result = vllm_bench(tmp_path / "bench.json")
     found = batchscope("calibrate", "validate", "--run", result, "--format", "vllm-bench", "--config", config)
     assert found.exit_code == 0, found.stderr
-    assert "vllm bench: 2 requests, client side; 1 failed ones are left out" in found.stdout
+    assert "vllm bench: 2 requests, client side; 1 more failed or had no answer" in found.stdout
     assert "ttft_p99" in found.stdout
 
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"start_times": [1000.0, None, 1001.0]}, "request 1: 'start_times' is missing"),
+        ({"start_times": [1000.0, "soon", 1001.0]}, "request 1: 'start_times' is 'soon'"),
+        ({"start_times": [1000.0, float("nan"), 1001.0]}, "request 1: 'start_times' is nan"),
+        ({"start_times": [1000.0]}, "'start_times' has 1 entries, 'ttfts' 3"),
+        ({"itls": [[0.1, float("nan")], [], []]}, "request 0: 'itls[1]' is nan"),
+        ({"itls": [[0.1, -0.3], [], []]}, "request 0: 'itls[1]' is -0.3"),
+        ({"errors": "refused"}, "'errors' is missing or no list"),
+        ({"ttfts": [0.5, 0.0, 0.0]}, "request 1: its first token comes 0 s after sending"),
+        ({"duration": 0.5}, "request 0: takes 0.9 s, more than the run"),
+    ],
+)
+def test_times_that_no_run_has_are_refused_by_request(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(TraceError, match=re.escape(said)):
+        read_served(vllm_bench(tmp_path / "bench.json", **changes), "vllm-bench")
+
+
+def test_clocks_that_go_backwards_are_refused_in_every_format(tmp_path: Path) -> None:
+    report = json.loads(guidellm(tmp_path / "guidellm.json").read_text())
+    row = report["benchmarks"][0]["requests"]["successful"][0]
+    row |= {"request_end_time": 900.0, "inter_token_latency_ms": None}
+    (tmp_path / "guidellm.json").write_text(json.dumps(report))
+    lines = aiperf(tmp_path / "aiperf.jsonl").read_text().splitlines()
+    record = json.loads(lines[1])
+    record["metadata"]["request_end_ns"] = 0
+    del record["metrics"]["request_latency"]
+    (tmp_path / "aiperf.jsonl").write_text(json.dumps(record))
+    (tmp_path / "server.csv").write_text(
+        "input_toks,output_toks,arrival_s,first_token_s,last_token_s\n9,9,5.0,6.0,7.0\n9,9,5.0,4.0,7.0\n"
+    )
+    for name, kind, said in (
+        ("guidellm.json", "guidellm", "successful 0: ends -100.25 s"),
+        ("aiperf.jsonl", "aiperf", "line 1: ends -"),
+        ("server.csv", "llmservingsim", "row 3: its first token comes -1 s"),
+    ):
+        with pytest.raises(TraceError, match=re.escape(said)):
+            read_served(tmp_path / name, kind)
+
+
+def test_answers_without_tokens_count_as_failed_in_every_format(tmp_path: Path) -> None:
+    report = json.loads(guidellm(tmp_path / "guidellm.json").read_text())
+    report["benchmarks"][0]["requests"]["successful"][0]["output_tokens"] = 0
+    (tmp_path / "guidellm.json").write_text(json.dumps(report))
+    lines = aiperf(tmp_path / "aiperf.jsonl").read_text().splitlines()
+    record = json.loads(lines[1])
+    record["metrics"]["output_sequence_length"]["value"] = 0
+    (tmp_path / "aiperf.jsonl").write_text("\n".join([lines[0], json.dumps(record), *lines[2:]]))
+    found = [read_served(tmp_path / "guidellm.json", "guidellm"), read_served(tmp_path / "aiperf.jsonl", "aiperf")]
+    assert [(len(served.requests), served.failed) for served in found] == [(1, 2), (1, 2)]
+
+
+def test_requests_that_the_simulation_refuses_and_fits_to_few_are_said(tmp_path: Path) -> None:
+    path = vllm_bench(tmp_path / "bench.json", input_lens=[100, 50_000, 70])
+    served = read_served(path, "vllm-bench")
+    text = "\n".join(run_lines(served, compare_run(served, TABLES, fit_host=True)))
+    assert "1 of these do not finish in the simulation (1 are refused)" in text
+    assert "fitted to 2 requests: too few" in text

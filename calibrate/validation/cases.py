@@ -3,11 +3,31 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from policies.core.errors import TraceError
+
+FIGURES = (
+    "e2e_batch_s",
+    "makespan_s",
+    "output_tok_s",
+    "derived_output_tok_s_steady",
+    "req_s",
+    "prefill_batch_s",
+    "prefill_batch_ms",
+    "decode_step_mean_ms",
+    "ttft_mean_ms",
+    "ttft_p50_ms",
+    "tpot_mean_ms",
+    "tpot_p50_ms",
+    "itl_mean_ms",
+    "e2e_p50_s",
+    "e2e_mean_s",
+)
+"""What is compared, where a source has it and the simulator says it."""
 
 GRADES = ("A", "B", "C", "X")
 """A: every parameter needed is known; B: one or two are missing; C: for ratios only; X: impossible as labelled."""
@@ -57,7 +77,7 @@ def read_cases(path: Path) -> list[Case]:
 
 def _cases(path: Path) -> Iterator[Case]:
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise TraceError(f"{path}: cannot be read ({reason}); name a file of measured cases") from None
@@ -71,6 +91,8 @@ def _case(line: str, where: str) -> Case:
         record = json.loads(line)
     except ValueError as error:
         raise TraceError(f"{where}: not JSON ({error}); one case a line, see docs/validate.md") from None
+    if not isinstance(record, Mapping):
+        raise TraceError(f"{where}: is no object with keys; one case a line, see docs/validate.md")
     try:
         return _from_record(record, where)
     except KeyError as error:
@@ -81,6 +103,9 @@ def _case(line: str, where: str) -> Case:
 
 def _from_record(record: Mapping[str, Any], where: str) -> Case:
     workload, engine, hardware = record["workload"], record["engine"], record["hardware"]
+    settings = engine.get("settings") or {}
+    if not isinstance(settings, Mapping):
+        raise TypeError(f"engine.settings is {settings!r}, no object with keys")
     batch, rate = workload.get("batch_size"), workload.get("request_rate")
     requests = workload.get("num_requests")
     if record["grade"] not in GRADES:
@@ -102,12 +127,23 @@ def _from_record(record: Mapping[str, Any], where: str) -> Case:
         rate_per_s=float(rate) if isinstance(rate, int | float) else None,
         prompt=_lengths(workload["input_len"]),
         output=_lengths(workload["output_len"]),
-        settings=engine.get("settings") or {},
-        measured={name: float(value) for name, value in record["measured"].items() if isinstance(value, int | float)},
+        settings=settings,
+        measured=_measured(record["measured"]),
         grade=str(record["grade"]),
         anchor=bool(record.get("anchor")),
         source=str(record["source"]["name"]),
     )
+
+
+def _measured(given: Mapping[str, Any]) -> Mapping[str, float]:
+    """The figures that are numbers; others are remarks of the source."""
+    found = {}
+    for name, value in given.items():
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            if name in FIGURES and not 0 < value < math.inf:
+                raise ValueError(f"measured.{name} is {value!r}; it must be above 0, or left out")
+            found[name] = float(value)
+    return found
 
 
 def _count(value: object) -> int | None:
@@ -119,4 +155,6 @@ def _count(value: object) -> int | None:
 def _lengths(given: Mapping[str, Any]) -> Lengths:
     law = str(given["dist"])
     mean = given.get("value", given.get("mean"))
+    if mean is not None and not 1 <= float(mean) < math.inf:
+        raise ValueError(f"a length is {mean!r}; it must be at least 1 token")
     return Lengths(None if mean is None else float(mean), law != "fixed", str(given.get("name") or law))

@@ -7,29 +7,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from calibrate.validation.bounds import impossible
-from calibrate.validation.cases import Case
+from calibrate.validation.cases import FIGURES, Case
 from calibrate.validation.predict import Prediction, predict
 from calibrate.validation.recipe import Recipe
 from calibrate.validation.setups import NotSimulated, target_of
-
-FIGURES = (
-    "e2e_batch_s",
-    "makespan_s",
-    "output_tok_s",
-    "derived_output_tok_s_steady",
-    "req_s",
-    "prefill_batch_s",
-    "prefill_batch_ms",
-    "decode_step_mean_ms",
-    "ttft_mean_ms",
-    "ttft_p50_ms",
-    "tpot_mean_ms",
-    "tpot_p50_ms",
-    "itl_mean_ms",
-    "e2e_p50_s",
-    "e2e_mean_s",
-)
-"""What is compared, where a source has it and the simulator says it."""
 
 _POOL_SHARE = 0.05
 """By how much the KV pool is varied beside a case that runs short of memory."""
@@ -92,8 +73,10 @@ def compare(cases: Iterable[Case], recipe_of: RecipeOf, *, vary_pool: bool = Tru
 
 
 def refuse_impossible(case: Case) -> None:
-    """NotSimulated for a measurement that no card could have made."""
+    """NotSimulated for a measurement that no card could have made, or that is graded so."""
     reason = impossible(case, target_of(case))
+    if reason is None and case.grade == "X":
+        reason = "impossible: graded X"
     if reason is not None:
         raise NotSimulated(reason)
 

@@ -161,7 +161,7 @@ def _measured(requests: Sequence[ServedRequest]) -> dict[str, float]:
         f"{figure}_{place}": float(np.mean(values) if place == "mean" else np.percentile(values, int(place[1:])))
         for figure, values in samples.items()
         for place in PLACES
-        if values
+        if any(values)
     }
 
 

@@ -42,6 +42,11 @@ def rows_table(rows: Sequence[Row]) -> list[str]:
     return lines
 
 
+def counted(number: int, noun: str) -> str:
+    """``1 case``, ``2 cases``."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def left_lines(comparison: Comparison) -> list[str]:
     """The cases that were not run, by reason."""
     if not comparison.left:
@@ -49,7 +54,7 @@ def left_lines(comparison: Comparison) -> list[str]:
     reasons: dict[str, list[str]] = {}
     for case, reason in comparison.left:
         reasons.setdefault(reason.split(":")[0], []).append(f"{case.id}{reason[len(reason.split(':')[0]):]}")
-    lines = [f"not run: {len(comparison.left)} cases"]
+    lines = [f"not run: {counted(len(comparison.left), 'case')}"]
     for reason, ids in sorted(reasons.items(), key=lambda item: -len(item[1])):
         more = f" and {len(ids) - 1} more" if len(ids) > 1 else ""
         lines.append(f"  {len(ids):4d}  {reason} ({ids[0]}{more})")

@@ -65,6 +65,10 @@ class Fields:
             raise TraceError(f"{self.where}: '{key}' is missing or no list; save the results of each request, too")
         return value
 
+    def numbers(self, key: str) -> Sequence[float]:
+        """A list of numbers of at least 0."""
+        return [self._checked(f"{key}[{i}]", value) for i, value in enumerate(self.list(key))]
+
     def inner(self, key: str) -> Fields:
         """An object under a key."""
         return Fields(self._data.get(key), f"{self.where}, {key}")

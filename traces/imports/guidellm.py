@@ -10,7 +10,7 @@ from pathlib import Path
 
 from policies.core.errors import TraceError
 from traces.imports.fields import Fields, load
-from traces.imports.served import Served, ServedRequest, in_order
+from traces.imports.served import Served, ServedRequest, answered, in_order
 
 
 def read_guidellm(path: Path, part: int | None = None) -> Served:
@@ -24,8 +24,10 @@ def read_guidellm(path: Path, part: int | None = None) -> Served:
         raise TraceError(f"--part {number}: {path} holds {len(benchmarks)} benchmarks")
     sent = Fields(benchmarks[number - 1], f"{path}, benchmark {number}").inner("requests")
     rows = [Fields(row, f"{sent.where}, successful {i}") for i, row in enumerate(sent.list("successful"))]
-    failed = sum(len(sent.get(kind) or ()) for kind in ("errored", "incomplete"))
-    return Served("guidellm", in_order([_request(row) for row in rows]), failed, "client", has_times=True)
+    failed = sum(len(sent.list(kind)) for kind in ("errored", "incomplete") if sent.get(kind))
+    answers = [row for row in rows if row.count("output_tokens")]
+    failed += len(rows) - len(answers)
+    return Served("guidellm", in_order([_request(row) for row in answers]), failed, "client", has_times=True)
 
 
 def _request(row: Fields) -> ServedRequest:
@@ -39,4 +41,4 @@ def _request(row: Fields) -> ServedRequest:
         e2e_s = end_s - start_s
     else:
         e2e_s = ttft_s if latency_s is None else latency_s
-    return ServedRequest(start_s, max(1, row.count("prompt_tokens")), max(1, output), ttft_s, max(e2e_s, ttft_s))
+    return answered(row.where, start_s, row.count("prompt_tokens"), output, ttft_s, e2e_s)

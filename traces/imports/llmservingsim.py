@@ -9,7 +9,9 @@ import csv
 from pathlib import Path
 
 from traces.imports.fields import Fields, lines_of
-from traces.imports.served import Served, ServedRequest, in_order
+from traces.imports.served import Served, ServedRequest, answered, in_order
+
+_OUTPUT = ("output_toks", "output_tokens")
 
 
 def read_llmservingsim(path: Path) -> Served:
@@ -20,13 +22,15 @@ def read_llmservingsim(path: Path) -> Served:
     ]
     has_arrivals = all(row.get("arrival_s") is not None for row in rows)
     notices = () if has_arrivals else ("no arrival_s: requests arrive when they were queued",)
-    requests = [_request(row, has_arrivals) for row in rows]
-    return Served("LLMServingSim", in_order(requests), 0, "server", has_times=True, notices=notices)
+    answers = [row for row in rows if row.count(*_OUTPUT)]
+    requests = [_request(row, has_arrivals) for row in answers]
+    failed = len(rows) - len(answers)
+    return Served("LLMServingSim", in_order(requests), failed, "server", has_times=True, notices=notices)
 
 
 def _request(row: Fields, has_arrivals: bool) -> ServedRequest:
     arrival_s = row.number("arrival_s" if has_arrivals else "queued_s")
-    ttft_s = max(row.number("first_token_s") - arrival_s, 0.0)
-    e2e_s = max(row.number("last_token_s") - arrival_s, ttft_s)
-    prompt, output = row.count("input_toks", "input_tokens"), row.count("output_toks", "output_tokens")
-    return ServedRequest(arrival_s, max(1, prompt), max(1, output), ttft_s, e2e_s)
+    ttft_s = row.number("first_token_s") - arrival_s
+    e2e_s = row.number("last_token_s") - arrival_s
+    prompt, output = row.count("input_toks", "input_tokens"), row.count(*_OUTPUT)
+    return answered(row.where, arrival_s, prompt, output, ttft_s, e2e_s)

@@ -9,6 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from policies.core.errors import TraceError
+
+_CLOCK_S = 1e-3
+"""By how much rounded times of a file may contradict each other."""
+
 
 class ServedRequest(NamedTuple):
     """One answered request. ``sent_s`` counts from the first of the run."""
@@ -41,6 +46,21 @@ class Served(NamedTuple):
     rate_per_s: float | None = None
     concurrency: int | None = None
     notices: tuple[str, ...] = ()
+
+
+def answered(
+    where: str, sent_s: float, prompt_tokens: int, output_tokens: int, ttft_s: float, e2e_s: float
+) -> ServedRequest:
+    """A request of ``where`` in a file; TraceError for times in an order in which no answer comes."""
+    if ttft_s <= 0:
+        raise TraceError(
+            f"{where}: its first token comes {ttft_s:g} s after sending; stream answers, and time them by one clock"
+        )
+    if e2e_s < ttft_s - _CLOCK_S:
+        raise TraceError(
+            f"{where}: ends {e2e_s:g} s after sending, before its first token ({ttft_s:g} s); use times of one clock"
+        )
+    return ServedRequest(sent_s, max(1, prompt_tokens), output_tokens, ttft_s, max(e2e_s, ttft_s))
 
 
 def in_order(requests: Sequence[ServedRequest]) -> list[ServedRequest]:
