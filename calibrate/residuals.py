@@ -63,5 +63,7 @@ def _figure(fit: Fit) -> str:
             )
     figure.update_xaxes(title="measured step, ms", type="log")
     figure.update_yaxes(title="predicted over measured, %", zeroline=True)
-    figure.update_layout(template="plotly_white", height=600)
+    # Below the plot, so that a phone shows both at full width.
+    legend = {"orientation": "h", "y": -0.2}
+    figure.update_layout(template="plotly_white", height=600, legend=legend, margin={"l": 60, "r": 10, "t": 40})
     return str(figure.to_html(full_html=False, include_plotlyjs=True))

@@ -48,7 +48,10 @@ def _recorded(data: Path) -> Iterator[str]:
         about = (
             f"recorded run of vLLM 0.19, {words[-1]} on {words[1]} (LLMServingSim): mean, p50, p99 of TTFT, TPOT, E2E"
         )
-        for how, found in (("preset's host time", plain), ("host time fitted to the run", fitted)):
+        for how, found in (
+            ("preset's host time, itself fitted to this run", plain),
+            ("with a time a request fitted, too", fitted),
+        ):
             errors = [line.error for line in found.lines]
             mean = sum(map(abs, errors)) / len(errors)
             yield f"| {about}; {how} | {len(errors)} | mean {100 * mean:.1f} % | {percent(max(errors, key=abs))} |"
