@@ -76,20 +76,21 @@ class DecodeGraphs:
         self._model = model
         self._cache = cache
         self._columns = max_columns
-        self.sizes: tuple[int, ...] = ()
-        if cache.device.type == "cuda" and model.ops.name == "triton":
-            self._sizes_wanted = graph_sizes(max_batch)
-            self.capture(tokens_RP)
+        captures = cache.device.type == "cuda" and model.ops.name == "triton"
+        self.sizes = graph_sizes(max_batch) if captures else ()
+        self.capture(tokens_RP)
 
     def capture(self, tokens_RP: Tensor) -> None:
         """Capture all sizes anew, over these known tokens; to be called when ``tokens_RP`` lies elsewhere."""
+        if not self.sizes:
+            return
         torch.cuda.synchronize(self._cache.device)  # a graph of before may still run: it goes, and its memory with it
         self._tokens = tokens_RP
         self._batches: dict[int, StepBatch] = {}
         self._logits: dict[int, Tensor] = {}
         self._graphs: dict[int, Any] = {}
         pool = None
-        for size in reversed(self._sizes_wanted):
+        for size in reversed(self.sizes):
             batch = empty_decode_batch(size, self._columns, self._cache.device)
             self._batches[size] = batch
             run = self._runner(batch)
@@ -103,7 +104,6 @@ class DecodeGraphs:
                 self._logits[size] = run()
             pool = pool or graph.pool()
             self._graphs[size] = graph
-        self.sizes = self._sizes_wanted
 
     def logits(self, batch: StepBatch, tokens_RP: Tensor) -> Tensor:
         """``LlamaModel.forward``: by a graph where one fits, else eagerly. The logits are valid until the next call."""

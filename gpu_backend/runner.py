@@ -82,7 +82,7 @@ class StepRunner:
         if more > 0:
             self.tokens_RP = torch.cat((self.tokens_RP, self.tokens_RP.new_zeros((more, self.tokens_RP.shape[1]))))
             self._drawing = self._drawing_for(num_rows)
-            if self.graphs is not None and self._on_cuda:
+            if self.graphs is not None:
                 self.graphs.capture(self.tokens_RP)
 
     def copy_blocks(self, src: NDArray[np.int64], dst: NDArray[np.int64]) -> None:

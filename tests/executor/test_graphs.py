@@ -23,6 +23,7 @@ from gpu_backend.graphs import (  # noqa: E402
     graph_sizes,
 )
 from gpu_backend.model import open_model  # noqa: E402
+from gpu_backend.runner import GREEDY, StepRunner  # noqa: E402
 from gpu_backend.step_batch import StepBatch  # noqa: E402
 from tests.executor.sequences import Sequences  # noqa: E402
 
@@ -110,3 +111,11 @@ def test_without_cuda_every_step_is_eager(run: Sequences) -> None:
     batch = run.batch(NAMES)
     assert graphs.sizes == ()
     assert torch.equal(graphs.logits(batch, run.tokens_RP), forward(run, batch))
+
+
+def test_a_table_of_tokens_grows_where_nothing_is_captured(run: Sequences) -> None:
+    runner = StepRunner(run.model, run.cache, num_rows=4, num_columns=16, sampling=GREEDY, depth=1)
+    runner.graphs = DecodeGraphs(run.model, run.cache, runner.tokens_RP, max_batch=2, max_columns=COLUMNS)
+    runner.grow(8)
+    assert runner.tokens_RP.shape == (8, 16)
+    assert runner.graphs.sizes == ()
