@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,3 +31,13 @@ def read_json(path: Path) -> Any:
     except UnicodeDecodeError:
         raise ValueError("not a text in UTF-8") from None
     return parse_json(text)
+
+
+def whole_lines(path: Path | str) -> Iterator[tuple[int, str]]:
+    """Number and text of each line of a log that a run writes; the last one may be cut off by a kill, and is left out
+    then."""
+    with Path(path).open(encoding="utf-8", errors="replace") as lines:
+        for number, text in enumerate(lines, 1):
+            if not text.endswith("\n"):
+                return
+            yield number, text

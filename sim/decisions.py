@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from policies.core.errors import UserError
-from policies.json_text import parse_json
+from policies.json_text import parse_json, whole_lines
 
 DECISIONS_NAME = "decisions.jsonl"
 """Its file in a run folder."""
@@ -29,17 +29,14 @@ class Decisions(NamedTuple):
 
 def read_decisions(path: Path) -> Iterator[Line]:
     """The step lines of a log; a last line that a kill cut off is left out. Raises a UserError for a bad line."""
-    with path.open(encoding="utf-8", errors="replace") as lines:
-        for number, text in enumerate(lines, 1):
-            if not text.endswith("\n"):
-                return
-            try:
-                line = parse_json(text)
-                kind = line["type"]
-            except (ValueError, KeyError, TypeError) as error:
-                raise UserError(f"{path}, line {number}: no line of a decision log ({error}); run again") from None
-            if kind == "step":
-                yield line
+    for number, text in whole_lines(path):
+        try:
+            line = parse_json(text)
+            kind = line["type"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{path}, line {number}: no line of a decision log ({error}); run again") from None
+        if kind == "step":
+            yield line
 
 
 def compare_decisions(first: Path, second: Path, names: tuple[str, str]) -> Decisions:
@@ -88,11 +85,12 @@ def first_difference(one: Line | None, other: Line | None, names: tuple[str, str
         if one.get(field) != other.get(field):
             width = max(map(len, names))
             both = zip(names, (one, other), strict=True)
-            shown = [f"  {name:{width}} {_text(line.get(field))}" for name, line in both]
+            shown = [f"  {name:{width}} {said(line.get(field))}" for name, line in both]
             return "\n".join([f"step {one.get('t')}: {field} differs", *shown])
     return None
 
 
-def _text(value: object) -> str:
+def said(value: object) -> str:
+    """A value in a message, cut where it is long."""
     text = "nothing" if value is None else json.dumps(value)
     return text if len(text) <= 400 else f"{text[:400]}..."

@@ -21,7 +21,7 @@ from policies.core.protocols import Policy
 from policies.core.request import RequestId
 from sim.api import Setup, prepare
 from sim.config import load_config
-from sim.decisions import DECISIONS_NAME, first_difference, read_decisions
+from sim.decisions import DECISIONS_NAME, first_difference, read_decisions, said
 from traces.record.events import EVENTS_NAME, Line, plan_fields, read_events, request_of, result_of
 from traces.workload.rows import TraceRow
 from traces.workload.source import Workload
@@ -176,7 +176,7 @@ class _Replay:
         finish = self._engine.refuse(request, now_s)
         reason = None if finish is None else finish.reason
         if reason != refused:
-            raise _Differs(f"request {request.id} at the door: recorded {_said(refused)}, replayed {_said(reason)}")
+            raise _Differs(f"request {request.id} at the door: recorded {said(refused)}, replayed {said(reason)}")
         if finish is None:
             self._engine.take(request, now_s)
 
@@ -227,7 +227,7 @@ class _Replay:
             if recorded.get(name) != replayed.get(name):
                 raise _Differs(
                     f"plan {self._plans} at {now_s:.6f} s: {name} differs\n"
-                    f"  recorded {_said(recorded.get(name))}\n  replayed {_said(replayed.get(name))}"
+                    f"  recorded {said(recorded.get(name))}\n  replayed {said(replayed.get(name))}"
                 )
 
     def _result(self, event: Line) -> None:
@@ -271,11 +271,6 @@ class _Replay:
             if found is not None:
                 raise _Differs(found)
             self._compared += 1
-
-
-def _said(value: object) -> str:
-    text = "nothing" if value is None else json.dumps(value)
-    return text if len(text) <= 400 else f"{text[:400]}..."
 
 
 def _kind(kind: str) -> str:

@@ -1,4 +1,4 @@
-"""The run record as JSON lines, with the standard library alone: for the executor and the server."""
+"""The run record as JSON lines, with the standard library alone: for the executor."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from policies.core.errors import UserError
-from policies.json_text import parse_json
+from policies.json_text import parse_json, whole_lines
 from traces.record.schema import RequestRow, Stall, StepRow
 
 _KINDS: dict[str, type[Any]] = {"step": StepRow, "request": RequestRow, "stall": Stall}
@@ -52,18 +52,13 @@ class JsonlSink:
 def read_jsonl(path: Path | str) -> Iterator[StepRow | RequestRow | Stall]:
     """The rows of a record written by ``JsonlSink``; the last one may be cut off by a kill, and is left out then.
     Raises UserError with the line of the first bad one."""
-    with Path(path).open(encoding="utf-8", errors="replace") as lines:
-        for number, line in enumerate(lines, 1):
-            if not line.endswith("\n"):
-                return
-            try:
-                values = parse_json(line)
-                row = _KINDS[values.pop("row")](**values)
-            except (ValueError, KeyError, TypeError, AttributeError) as error:
-                raise UserError(
-                    f"{path}, line {number}: no row of a run record ({error}); write it again"
-                ) from None
-            yield _row(row)
+    for number, line in whole_lines(path):
+        try:
+            values = parse_json(line)
+            row = _KINDS[values.pop("row")](**values)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UserError(f"{path}, line {number}: no row of a run record ({error}); write it again") from None
+        yield _row(row)
 
 
 _encode = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
