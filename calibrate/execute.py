@@ -17,6 +17,7 @@ from policies.core.engine import Engine
 from policies.core.errors import ConfigError, UserError, WeightsError
 from policies.presets import Parameters, choose, resolve
 from sim.api import Setup, limits_of, prepare
+from sim.collector import no_garbage_collection
 from sim.config import RunConfig, config_from_tables, load_config
 from sim.interrupts import interrupting
 from sim.machine import model_notes, shape_of
@@ -230,7 +231,8 @@ def run_on(
         overlap=options.overlap,
     )
     setup.services.lengths = loop.lengths
-    with _no_garbage_collection(), interrupting(loop.interrupt) if interruptible else nullcontext():
+    gc.collect()
+    with no_garbage_collection(), interrupting(loop.interrupt) if interruptible else nullcontext():
         cpu_s = time.process_time()
         clock.restart()
         try:
@@ -319,18 +321,3 @@ def _disk_errors(folder: Path | None) -> Iterator[None]:
         if folder is not None and error.filename is None and error.errno is not None:
             raise OSError(error.errno, error.strerror, str(folder)) from None
         raise
-
-
-@contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """A collection would stop the host in the middle of a step; the loop makes no cycles that matter."""
-    enabled = gc.isenabled()
-    gc.collect()
-    gc.freeze()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
-        if enabled:
-            gc.enable()

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +14,7 @@ from policies.core.errors import ConfigError, UserError
 from policies.core.protocols import Policy
 from policies.core.request import Slo
 from policies.presets import EngineOptions, Parameters, build_policy, choose, resolve
+from sim.collector import no_garbage_collection
 from sim.config import RunConfig, load_config
 from sim.costs.model import CostModel
 from sim.costs.pool import check_fits, kv_pool
@@ -197,15 +197,3 @@ def _skips_ahead(setup: Setup) -> bool:
     sim = setup.config.sim
     wanted = setup.parameters.custom is None if sim.skip_ahead is None else sim.skip_ahead
     return wanted and sim.record != "decisions"
-
-
-@contextmanager
-def no_garbage_collection() -> Iterator[None]:
-    """The event loop makes no cycles that matter, and the collector would walk its records over and over."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()

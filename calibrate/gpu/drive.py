@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpu_backend.clock import RealClock
@@ -18,6 +17,7 @@ from policies.core.plan import Chunk, Finish, StepPlan, StepResult
 from policies.core.protocols import StepObserver
 from policies.core.request import Request
 from policies.presets import build_policy, choose, resolve
+from sim.collector import no_garbage_collection
 from sim.config import load_config
 from traces.metrics.accumulate import MetricsSink, RunMetrics
 from traces.record.recorder import Recorder
@@ -124,7 +124,8 @@ def drive(
     engine = Engine(policy, observer=log, deliver_at_batch_end=at_batch_end)
     traffic = Traffic(workload.rows(), concurrency=workload.concurrency, think_time_s=workload.think_time_s)
     loop = RealTimeLoop(engine, backend, traffic, clock, Door(parameters.max_model_len))
-    with _no_garbage_collection():
+    gc.collect()
+    with no_garbage_collection():
         clock.restart()
         ending = loop.run(max_time_s)
     recorder.close(ending.end_s)
@@ -153,15 +154,3 @@ def figures(metrics: RunMetrics) -> dict[str, Any]:
         "requests": metrics.counts.get("finished", 0),
         "preemptions": metrics.preemptions.recompute + metrics.preemptions.swap,
     }
-
-
-@contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    enabled = gc.isenabled()
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()

@@ -16,7 +16,8 @@ from policies.core.errors import RunError
 from policies.core.plan import Finish
 from policies.core.request import Request, RequestId
 from policies.core.stops import Stop
-from sim.api import Setup, limits_of, no_garbage_collection
+from sim.api import Setup, limits_of
+from sim.collector import no_garbage_collection
 from sim.machine import swap_link
 from sim.world.clients import Clients, OpenLoop
 from sim.world.clock import Clock
