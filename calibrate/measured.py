@@ -8,25 +8,22 @@ beside them are ``events.jsonl``, from which the run is replayed, and, with ``si
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from policies.conformance.decisions import DecisionWriter, line_writer
-from policies.core.errors import EngineDied
 from policies.core.plan import Finish, StepPlan, StepResult, StepTime
 from policies.core.protocols import StepObserver
 from policies.core.request import Request
 from sim.api import Setup, limits_of
 from sim.notes import run_notes, unserved
-from sim.record import Tee, log_config
-from sim.runs import claim, write_whole
+from sim.record import DecisionLog, Tee, facts_of, metrics_of
+from sim.runs import claim, remove, write_whole
 from sim.summary import CostModelFacts, RunFacts, build_summary, to_json
-from traces.metrics.accumulate import MetricsSink, RunMetrics
+from traces.metrics.accumulate import RunMetrics
 from traces.metrics.digest import DIGEST_NAME, DigestSink
 from traces.record.batched import BatchedSink
 from traces.record.columns import Columns
@@ -35,7 +32,6 @@ from traces.record.jsonl import JsonlSink
 from traces.record.memory import MemorySink
 from traces.record.read import JSONL_NAME
 from traces.record.recorder import Recorder
-from traces.workload.source import source_identity
 
 if TYPE_CHECKING:
     from gpu_backend.loop import Ending
@@ -91,12 +87,7 @@ class MeasuredWriter:
         kv, delivery = setup.policy.kv, setup.parameters.delivery
         if folder is not None:
             claim(folder, setup.config.to_toml())
-        self._metrics = MetricsSink(
-            max_num_seqs=setup.parameters.max_num_seqs,
-            num_gpu_blocks=kv.num_blocks,
-            block_size=kv.block_size,
-            delivery=delivery,
-        )
+        self._metrics = metrics_of(setup)
         self.digest = DigestSink(num_gpu_blocks=kv.num_blocks, delivery=delivery)
         self.memory = MemorySink("tokens") if folder is None else None
         self.events = None if folder is None else EventLog(folder / EVENTS_NAME)
@@ -110,15 +101,11 @@ class MeasuredWriter:
             deliver_at_batch_end=delivery == "batch_end",
         )
         self._times = StepTimes()
-        self._decisions: DecisionWriter | None = None
-        self._stream: TextIO | None = None
+        self._decisions: DecisionLog | None = None
         observers: list[StepObserver] = [self._recorder, self._times]
         if folder is not None and setup.config.sim.record == "decisions":
-            self._stream = (folder / "decisions.jsonl").open("w", encoding="utf-8")
-            self._decisions = DecisionWriter(
-                setup.policy, line_writer(self._stream), config=log_config(setup, "measured")
-            )
-            observers.append(self._decisions)
+            self._decisions = DecisionLog(setup, folder, "measured")
+            observers.append(self._decisions.observer)
         self.observer = Tee(*observers)
 
     def step_done(self) -> None:
@@ -132,13 +119,10 @@ class MeasuredWriter:
             lines.close()
         if self.events is not None:
             self.events.release()
-        if self._stream is not None:
-            self._stream.close()
+        if self._decisions is not None:
+            self._decisions.release()
         if self._folder is not None:
-            for path in self._folder.iterdir():
-                path.unlink()
-            with suppress(OSError):  # a link to a folder, say
-                self._folder.rmdir()
+            remove(self._folder)
 
     def finish(
         self, ending: Ending, moved: Sequence[Moved], cpu_s: float, started_s: float
@@ -147,7 +131,8 @@ class MeasuredWriter:
         writes the folder's summary."""
         setup = self._setup
         self._recorder.close(ending.end_s)
-        self._close_log(ending)
+        if self._decisions is not None:
+            self._decisions.close(ending.status, ending.message)
         metrics = self._metrics.result(limits_of(setup.config))
         message = ending.message or unserved(setup, metrics)
         notices = (*setup.notices, *run_notes(setup, ending, metrics))
@@ -159,41 +144,24 @@ class MeasuredWriter:
             write_whole(self._folder / "summary.json", to_json(summary))
         return summary, metrics, message, notices
 
-    def _close_log(self, ending: Ending) -> None:
-        if self._decisions is None or self._stream is None:
-            return
-        if ending.status == EngineDied.status:
-            self._decisions.die(EngineDied(ending.message))
-        self._decisions.close(stopped=ending.status in ("completed", "interrupted"))
-        self._stream.close()
-
     def _facts(
         self, ending: Ending, moved: Sequence[Moved], cpu_s: float, started_s: float, notes: tuple[str, ...]
     ) -> RunFacts:
-        setup = self._setup
-        kv, parameters = setup.policy.kv, setup.parameters
-        config = setup.config.to_dict() | {"parameters": dict(parameters.values)}
         moved_bytes = {kind: sum(one.num_bytes for one in moved if one.kind == kind) for kind in ("out", "in")}
-        return RunFacts(
-            preset=parameters.preset.name,
-            policy=parameters.custom or type(setup.policy).__name__,
-            model=setup.shape.name,
+        common = facts_of(
+            self._setup,
             hardware=self._hardware,
-            config=config | source_identity(setup.config.workload),
-            num_gpu_blocks=kv.num_gpu_blocks,
-            block_size=kv.block_size,
             cost_model=MEASURED,
-            side="server-measured",
-            delivery=parameters.delivery,
-            cpu_s=cpu_s,
-            wall_s=time.monotonic() - started_s,
             status=ending.status,
-            closed_loop=setup.workload.concurrency is not None,
-            prefix_caching=kv.caches_prefixes,
-            swap_exhausted=getattr(setup.policy, "swap_exhausted", 0),
+            cpu_s=cpu_s,
+            started_s=started_s,
+            notes=notes,
+        )
+        return replace(
+            common,
+            side="server-measured",
             swapped_out_bytes=moved_bytes["out"],
             swapped_in_bytes=moved_bytes["in"],
-            notes=notes,
         )
 
 

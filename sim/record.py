@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 from policies.conformance.decisions import DecisionWriter, line_writer
 from policies.core.errors import EngineDied
@@ -15,9 +15,10 @@ from policies.core.plan import Finish, StepPlan, StepResult
 from policies.core.protocols import StepObserver
 from policies.core.request import Request, Slo
 from sim.costs.floor import bound_output_tokens_per_s
+from sim.decisions import DECISIONS_NAME
 from sim.extrapolation import ExtrapolationSink
 from sim.notes import group_name, run_notes, unserved
-from sim.runs import claim, write_whole
+from sim.runs import claim, remove, write_whole
 from sim.step_terms import StepTerms
 from sim.summary import CostModelFacts, RunFacts, build_summary, to_json
 from sim.world.world import Outcome
@@ -59,6 +60,70 @@ class Tee:
             observer.on_finish(finish, now_s)
 
 
+class DecisionLog:
+    """The decisions of a run, in its folder; ``how`` its steps ran: simulated or measured."""
+
+    def __init__(self, setup: Setup, folder: Path, how: str) -> None:
+        self._stream = (folder / DECISIONS_NAME).open("w", encoding="utf-8")
+        self._writer = DecisionWriter(setup.policy, line_writer(self._stream), config=log_config(setup, how))
+        self.observer: StepObserver = self._writer
+
+    def close(self, status: str, message: str) -> None:
+        """The run ended so."""
+        if status == EngineDied.status:
+            self._writer.die(EngineDied(message))
+        self._writer.close(stopped=status in ("completed", "interrupted"))
+        self._stream.close()
+
+    def release(self) -> None:
+        """Close the file of a run that has no end."""
+        self._stream.close()
+
+
+def metrics_of(setup: Setup) -> MetricsSink:
+    """What makes the metrics of a run from its record."""
+    kv = setup.policy.kv
+    return MetricsSink(
+        max_num_seqs=setup.parameters.max_num_seqs,
+        num_gpu_blocks=kv.num_blocks,
+        block_size=kv.block_size,
+        delivery=setup.parameters.delivery,
+    )
+
+
+def facts_of(
+    setup: Setup,
+    *,
+    hardware: str,
+    cost_model: CostModelFacts,
+    status: str,
+    cpu_s: float,
+    started_s: float,
+    notes: tuple[str, ...],
+) -> RunFacts:
+    """What the set-up says of a run that was ``started_s`` on the monotonic clock and is over now."""
+    kv, parameters = setup.policy.kv, setup.parameters
+    config = setup.config.to_dict() | {"parameters": dict(parameters.values)}
+    return RunFacts(
+        preset=parameters.preset.name,
+        policy=parameters.custom or type(setup.policy).__name__,
+        model=setup.shape.name,
+        hardware=hardware,
+        config=config | source_identity(setup.config.workload),
+        num_gpu_blocks=kv.num_gpu_blocks,
+        block_size=kv.block_size,
+        cost_model=cost_model,
+        cpu_s=cpu_s,
+        wall_s=time.monotonic() - started_s,
+        delivery=parameters.delivery,
+        status=status,
+        closed_loop=setup.workload.concurrency is not None,
+        prefix_caching=kv.caches_prefixes,
+        swap_exhausted=getattr(setup.policy, "swap_exhausted", 0),
+        notes=notes,
+    )
+
+
 class RunWriter:
     """The observer of one run and its files. ``folder`` None writes none, and keeps only what the summary needs;
     with ``keep`` also ``memory``, the record, and ``digest``, what a page shows. A folder has a digest if the record
@@ -70,12 +135,7 @@ class RunWriter:
             claim(folder, setup.config.to_toml())
         record = setup.config.sim.record
         kv, delivery = setup.policy.kv, setup.parameters.delivery
-        self._metrics = MetricsSink(
-            max_num_seqs=setup.parameters.max_num_seqs,
-            num_gpu_blocks=kv.num_blocks,
-            block_size=kv.block_size,
-            delivery=delivery,
-        )
+        self._metrics = metrics_of(setup)
         self._extrapolated = ExtrapolationSink(setup.costs)
         level = "tokens" if record == "decisions" else record
         self.memory = MemorySink(level) if keep and folder is None else None
@@ -93,14 +153,10 @@ class RunWriter:
             deliver_at_batch_end=delivery == "batch_end",
         )
         self.observer: StepObserver = self._recorder
-        self._decisions: DecisionWriter | None = None
-        self._stream: TextIO | None = None
+        self._decisions: DecisionLog | None = None
         if record == "decisions" and folder is not None:
-            self._stream = (folder / "decisions.jsonl").open("w", encoding="utf-8")
-            self._decisions = DecisionWriter(
-                setup.policy, line_writer(self._stream), config=log_config(setup, "simulated")
-            )
-            self.observer = Tee(self._recorder, self._decisions)
+            self._decisions = DecisionLog(setup, folder, "simulated")
+            self.observer = Tee(self._recorder, self._decisions.observer)
 
     def _parquet(self, level: str) -> Sequence[TableSink]:
         if self._folder is None:
@@ -113,23 +169,12 @@ class RunWriter:
         """The run is over at ``now_s``."""
         self._recorder.close(now_s)
 
-    def _close_log(self, outcome: Outcome) -> None:
-        if self._decisions is None or self._stream is None:
-            return
-        if outcome.status == EngineDied.status:
-            self._decisions.die(EngineDied(outcome.message))
-        self._decisions.close(stopped=outcome.status in ("completed", "interrupted"))
-        self._stream.close()
-
     def discard(self) -> None:
         """Remove the files, and the folder, of a run whose figures are worth nothing."""
-        if self._stream is not None:
-            self._stream.close()
+        if self._decisions is not None:
+            self._decisions.release()
         if self._folder is not None:
-            for path in self._folder.iterdir():
-                path.unlink()
-            with suppress(OSError):  # a link to a folder, say
-                self._folder.rmdir()
+            remove(self._folder)
 
     def finish(
         self, outcome: Outcome, loop_cpu_s: float, started_s: float
@@ -138,7 +183,8 @@ class RunWriter:
         writes the folder's summary."""
         setup = self._setup
         slo = setup.config.slo
-        self._close_log(outcome)
+        if self._decisions is not None:
+            self._decisions.close(outcome.status, outcome.message)
         metrics = self._metrics.result(Slo(slo.ttft_s, slo.itl_s, slo.tpot_s, slo.e2e_s))
         message = outcome.message or unserved(setup, metrics)
         notices = self._with_range((*setup.notices, *run_notes(setup, outcome, metrics)))
@@ -168,16 +214,10 @@ class RunWriter:
         notes: tuple[str, ...],
     ) -> RunFacts:
         setup, counts = self._setup, outcome.counts
-        kv, costs, parameters = setup.policy.kv, setup.costs, setup.parameters
-        config = setup.config.to_dict() | {"parameters": dict(parameters.values)}
-        return RunFacts(
-            preset=parameters.preset.name,
-            policy=parameters.custom or type(setup.policy).__name__,
-            model=setup.shape.name,
+        costs = setup.costs
+        common = facts_of(
+            setup,
             hardware=group_name(setup.card.name, setup.shape.tp),
-            config=config | source_identity(setup.config.workload),
-            num_gpu_blocks=kv.num_gpu_blocks,
-            block_size=kv.block_size,
             cost_model=CostModelFacts(
                 costs.name,
                 costs.version,
@@ -187,20 +227,19 @@ class RunWriter:
                 self._extrapolated.steps,
                 self._extrapolated.shares(),
             ),
-            delivery=parameters.delivery,
-            cpu_s=loop_cpu_s,
-            wall_s=time.monotonic() - started_s,
             status=outcome.status,
-            closed_loop=setup.workload.concurrency is not None,
-            prefix_caching=kv.caches_prefixes,
-            swap_exhausted=getattr(setup.policy, "swap_exhausted", 0),
+            cpu_s=loop_cpu_s,
+            started_s=started_s,
+            notes=notes,
+        )
+        return replace(
+            common,
             swapped_out_bytes=counts.swapped_out_bytes,
             swapped_in_bytes=counts.swapped_in_bytes,
             decode_only_steps=counts.quiet_steps,
             plans=counts.quiet_plans,
             bound_output_tokens_per_s=self._bound(metrics),
             usd_per_hour=setup.config.price.usd_per_hour(setup.card.name, setup.shape.tp),
-            notes=notes,
         )
 
     def _bound(self, metrics: RunMetrics) -> float | None:

@@ -66,6 +66,14 @@ def write_whole(path: Path, text: str) -> None:
         raise UserError(f"{path}: cannot be written ({error.strerror}); name a file that you may write") from None
 
 
+def remove(folder: Path) -> None:
+    """Remove the files, and the folder, of a run whose figures are worth nothing."""
+    for path in folder.iterdir():
+        path.unlink()
+    with suppress(OSError):  # a link to a folder, say
+        folder.rmdir()
+
+
 def check_new(folder: Path) -> None:
     """Raise a UserError unless ``folder`` does not exist or is empty; creates nothing."""
     try:
