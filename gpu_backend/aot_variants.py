@@ -98,7 +98,7 @@ def _attention(arch: str, dtype: str, shape: ModelShape, block_size: int) -> Ite
         yield Variant("decode", f"{case} J{splits}", arch, types, launch, ("cache_ptr",), products=products)
     if block_size == BLOCK_SIZES[0]:
         types = {"partial_ptr": "*fp32", "scores_ptr": "*fp32", "out_ptr": pointer}
-        yield Variant("merge", f"{case} J8", arch, types, tiles.merge(arch, shape.heads, shape.head_dim, 8))
+        yield Variant("merge", f"{case} J8", arch, types, tiles.merge(shape.heads, shape.head_dim, 8))
     types = {
         "q_ptr": pointer, "cache_ptr": pointer, "tables_ptr": "*i32", "starts_ptr": "*i32", "cu_ptr": "*i32",
         "out_ptr": pointer, "layer": "i32", "columns": "i32", "scale": "fp32",

@@ -184,7 +184,7 @@ def decode(
 
 
 @cache
-def merge(arch: str, heads: int, head_dim: int, splits: int) -> Launch:
+def merge(heads: int, head_dim: int, splits: int) -> Launch:
     """Constants of ``merge_kernel``, which takes ``MAX_SPLITS`` splits at a time."""
     return _launch(Tile(0, warps=4), H=heads, D=head_dim, SPLITS=splits, BLOCK_J=MAX_SPLITS, BLOCK_D=_power(head_dim))
 

@@ -158,7 +158,7 @@ class TritonOps:
             **launch.options,
         )
         if splits > 1:
-            launch = tiles.merge(arch, heads, head_dim, splits)
+            launch = tiles.merge(heads, head_dim, splits)
             merge_kernel[(num_rows, heads)](partial, scores, out, **launch.options)
         return out
 
