@@ -232,11 +232,7 @@ class RealTimeLoop:
         row, common = send.row, self._door.slo
         if row.slo_ttft_s is None and row.slo_tpot_s is None:
             return common
-        common = common or Slo()
-        return common._replace(
-            ttft_s=common.ttft_s if row.slo_ttft_s is None else row.slo_ttft_s,
-            tpot_s=common.tpot_s if row.slo_tpot_s is None else row.slo_tpot_s,
-        )
+        return (common or Slo()).with_own(row.slo_ttft_s, row.slo_tpot_s)
 
     def _abort(self, request_id: RequestId, now_s: float) -> None:
         finish = self._engine.abort(request_id, now_s)

@@ -20,6 +20,12 @@ class Slo(NamedTuple):
     tpot_s: float | None = None
     e2e_s: float | None = None
 
+    def with_own(self, ttft_s: float | None, tpot_s: float | None) -> Slo:
+        """These limits of all requests, with those that a row names in their place."""
+        return self._replace(
+            ttft_s=self.ttft_s if ttft_s is None else ttft_s, tpot_s=self.tpot_s if tpot_s is None else tpot_s
+        )
+
 
 class Request(NamedTuple):
     """One request. It holds the limit ``max_tokens``, never the number of tokens it will really produce.

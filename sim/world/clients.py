@@ -60,7 +60,9 @@ class Clients:
         _, prompt_tokens, output_tokens, limit, priority, client_id, _, _, segments, patience_s, ttft_s, tpot_s = row
         if limit is None:
             limit = output_tokens
-        slo = self.slo if ttft_s is None and tpot_s is None else self._own_slo(ttft_s, tpot_s)
+        slo = self.slo
+        if ttft_s is not None or tpot_s is not None:
+            slo = (slo or Slo()).with_own(ttft_s, tpot_s)
         request = _new_tuple(Request, (number, now_s, prompt_tokens, limit, priority, client_id, slo, segments))
         self.offered += 1
         stop = stop_of(request, output_tokens, self._max_total_tokens)
@@ -73,13 +75,6 @@ class Clients:
             self.answer(refused, now_s)
         elif patience_s is not None:
             self._clock.event_at(now_s + patience_s, At.ABORT, partial(self._give_up, number))
-
-    def _own_slo(self, ttft_s: float | None, tpot_s: float | None) -> Slo:
-        """The limits of all requests, those that a row names replaced."""
-        common = self.slo or Slo()
-        return common._replace(
-            ttft_s=common.ttft_s if ttft_s is None else ttft_s, tpot_s=common.tpot_s if tpot_s is None else tpot_s
-        )
 
     def answer(self, finish: Finish, now_s: float) -> None:
         """A request ended and its client knows."""
