@@ -57,7 +57,7 @@ def make_backend(
 
     num_rows = 2 * limits.max_num_seqs
     columns = columns_for(limits.max_model_len, policy.tokens_past_length)
-    tables_bytes = num_rows * columns * (8 + -(-4 // cache.block_size))  # int64 tokens, int32 block ids
+    tables_bytes = 8 * num_rows * columns  # of int64 tokens; tables of blocks stay on the host
     what = f"the tables of engine.max_num_seqs = {limits.max_num_seqs:,}"
     with allocating(what, tables_bytes, model.device, "lower it, or engine.max_model_len"):
         table = BatchTable(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
+from typing import get_type_hints
 
 import numpy as np
 import pytest
@@ -13,13 +14,16 @@ from hypothesis import strategies as st
 
 from policies.core.errors import ConfigError, UserError
 from policies.core.plan import QuietRun
+from policies.core.request import Request
 from tests.records import NAN, REQUEST, STEP, known
 from traces.record.columns import Columns, StepTable
 from traces.record.expand import blocks_taken, chunks, expand
 from traces.record.jsonl import JsonlSink, read_jsonl
+from traces.record.live import Live
+from traces.record.packed import RequestPacker, StepPacker
 from traces.record.parquet import ParquetSink
 from traces.record.read import expand_steps, read_run, token_times
-from traces.record.schema import RecordSink, Stall
+from traces.record.schema import RecordSink, RequestRow, Stall, StepRow
 
 PREFILL = STEP._replace(num_tokens=16, chunk_emits=2, chunk_tokens=16, waiting=1, running=2, free_blocks=95)
 QUIET = STEP._replace(
@@ -47,6 +51,42 @@ def fill(sink: RecordSink) -> None:
     sink.requests(REQUESTS)
     sink.stalls(STALLS)
     sink.close()
+
+
+def distinct(row: type, **others: object) -> dict[str, object]:
+    """Values of all columns of a kind of row, no two of them equal."""
+    kinds = {name: kind for name, kind in get_type_hints(row).items() if name not in others}
+    return {**{name: kind(place) for place, (name, kind) in enumerate(kinds.items(), 1)}, **others}
+
+
+def test_packed_steps_are_the_rows_that_were_set() -> None:
+    values = distinct(StepRow, limited_by="kv_blocks", residues=(0, 2))
+    packer = StepPacker()
+    for count in range(2):
+        packer.begin()
+        for name, value in values.items():
+            setattr(packer, name, value)
+        packer.steps += count  # the last row may still grow
+    rows = packer.take(last=True)
+    first = StepRow(**values)  # type: ignore[arg-type]
+    assert list(rows) == [first, first._replace(steps=first.steps + 1)]
+    for name, column in StepTable.of(rows).numbers.items():
+        assert column[0] == values[name]
+    assert list(packer.take(last=True)) == []
+
+
+def test_packed_requests_are_what_is_known_of_them() -> None:
+    values = distinct(RequestRow, reason="stop", client_id="a", segments=((1.0, 0, 3),))
+    wanted = RequestRow(**values)  # type: ignore[arg-type]
+    prompt, number = wanted.prompt_tokens, wanted.id
+    live = Live(Request(number, wanted.arrival_s, prompt, 99, wanted.priority, "a"))
+    live.first_scheduled_s, live.first_token_s = wanted.first_scheduled_s, wanted.first_token_s
+    live.recomputes, live.swaps = wanted.recompute_preemptions, wanted.swap_preemptions
+    live.recomputed, live.waited_s = wanted.recomputed_tokens, wanted.waited_s
+    live.hit_new, live.hit_resumed, live.segments = wanted.hit_tokens_new, wanted.hit_tokens_resumed, wanted.segments
+    packer = RequestPacker()
+    packer.add(live, wanted.finish_s, "stop", wanted.output_tokens)
+    assert list(packer.take()) == [wanted]
 
 
 def test_jsonl_gives_the_same_rows_back(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final, get_type_hints
 
 from traces.record.live import Live
 from traces.record.schema import RequestRow, StepRow
@@ -21,8 +21,16 @@ STEP_NUMBERS: Final = tuple(name for name in StepRow._fields if name not in ("li
 REQUEST_NUMBERS: Final = tuple(name for name in RequestRow._fields if name not in ("reason", "client_id", "segments"))
 """The columns that are packed, in order: int64 and float64, little-endian."""
 
-_STEP: Final = struct.Struct("<qqdd qddd qqqqqqqq d qqqqqq q".replace(" ", ""))
-_REQUEST: Final = struct.Struct("<qdddd qqq qqq d qq".replace(" ", ""))
+_FORMATS: Final = {int: "q", float: "d"}
+
+
+def _struct(row: type, names: tuple[str, ...]) -> struct.Struct:
+    hints = get_type_hints(row)
+    return struct.Struct("<" + "".join([_FORMATS[hints[name]] for name in names]))
+
+
+_STEP: Final = _struct(StepRow, STEP_NUMBERS)
+_REQUEST: Final = _struct(RequestRow, REQUEST_NUMBERS)
 
 
 class StepRows:
@@ -38,10 +46,11 @@ class StepRows:
         return row in list(self)
 
     def __iter__(self) -> Iterator[StepRow]:
-        rows = zip(_STEP.iter_unpack(self.packed), self.limited_by, self.residues, strict=True)
-        return iter([
-            StepRow._make((*numbers[:-1], limited_by, numbers[-1], residues)) for numbers, limited_by, residues in rows
-        ])  # fmt: skip
+        rows: list[StepRow] = []
+        for place, numbers in enumerate(_STEP.iter_unpack(self.packed)):
+            values: dict[str, Any] = dict(zip(STEP_NUMBERS, numbers, strict=True))
+            rows.append(StepRow(limited_by=self.limited_by[place], residues=self.residues[place], **values))
+        return iter(rows)
 
 
 class RequestRows:
@@ -59,12 +68,12 @@ class RequestRows:
         return row in list(self)
 
     def __iter__(self) -> Iterator[RequestRow]:
-        others = zip(self.reason, self.client_id, self.segments, strict=True)
-        rows = zip(_REQUEST.iter_unpack(self.packed), others, strict=True)
-        return iter([
-            RequestRow._make((*numbers[:5], reason, *numbers[5:8], client_id, *numbers[8:], segments))
-            for numbers, (reason, client_id, segments) in rows
-        ])  # fmt: skip
+        rows: list[RequestRow] = []
+        for place, numbers in enumerate(_REQUEST.iter_unpack(self.packed)):
+            values: dict[str, Any] = dict(zip(REQUEST_NUMBERS, numbers, strict=True))
+            reason, client_id, segments = self.reason[place], self.client_id[place], self.segments[place]
+            rows.append(RequestRow(reason=reason, client_id=client_id, segments=segments, **values))
+        return iter(rows)
 
 
 class StepPacker:
