@@ -37,6 +37,18 @@ def make_next(config: RunConfig) -> Path:
             return folder
 
 
+def next_page(verb: str) -> Path:
+    """The first of ``runs/VERB-1.html``, ``runs/VERB-2.html``, ... that does not exist yet; their folder is made.
+    Raises a UserError."""
+    try:
+        RUNS.mkdir(exist_ok=True)
+    except FileExistsError:
+        raise UserError(f"{RUNS}: is a file; name a page with --out") from None
+    except OSError as error:
+        raise _unusable(RUNS, error) from None
+    return next(page for number in count(1) if not (page := RUNS / f"{verb}-{number}.html").exists())
+
+
 def claim(folder: Path, run_toml: str) -> None:
     """Write ``run.toml`` into a folder, by which a run makes it its own. Raises a UserError if another run has."""
     try:

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from sim.explore.capacity_result import CapacityResult
 
 
@@ -71,6 +69,7 @@ def capacity(
     from policies.core.errors import ConfigError
     from sim.explore.capacity import capacity as find_capacity
     from sim.report.document import check_page
+    from sim.runs import next_page
 
     page = Path(out) if out else None
     if page is not None:
@@ -97,7 +96,7 @@ def capacity(
         **{name: value for name, value in flags.items() if value is not None},
     )
     wanted = page is not None or not as_json
-    path = result.report(page or _next_page()) if wanted else None  # before what a closed pipe may cut off
+    path = result.report(page or next_page("capacity")) if wanted else None  # before what a closed pipe may cut off
     if as_json:
         import json
 
@@ -122,14 +121,3 @@ def _show(result: CapacityResult) -> None:
         click.echo(render(table.header, table.rows))
     for note in result.loads.source.notices:
         click.echo(f"note: {note}")
-
-
-def _next_page() -> Path:
-    """The first name of the pattern that is free."""
-    from itertools import count
-    from pathlib import Path
-
-    from sim.runs import RUNS
-
-    RUNS.mkdir(exist_ok=True)
-    return next(path for number in count(1) if not (path := Path(RUNS, f"capacity-{number}.html")).exists())

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from sim.explore.claims import Audit, Row
 
 
@@ -31,6 +29,7 @@ def claims(ids: tuple[str, ...], only_list: bool, execute: bool, out: str | None
     from sim.explore.claims import claims as audit
     from sim.explore.claims_page import counted
     from sim.report.document import check_page
+    from sim.runs import next_page
 
     if only_list:
         listed = [{"id": claim.id, "claim": claim.says} for claim in CLAIMS.values()]
@@ -47,7 +46,8 @@ def claims(ids: tuple[str, ...], only_list: bool, execute: bool, out: str | None
         click.echo("\n\n".join(in_words(row) for row in found.rows))
         click.echo(f"\n{counted(found)} {_how(found)}; published figures are named as such.")
     if out is not None or not as_json:
-        click.echo(f"report: {found.report(out if out is not None else _next_page())}", err=as_json)
+        page = found.report(out if out is not None else next_page("claims"))
+        click.echo(f"report: {page}", err=as_json)
 
 
 def _how(found: Audit) -> str:
@@ -93,13 +93,3 @@ def _clear() -> None:
     if sys.stderr.isatty():
         sys.stderr.write("\r\x1b[K")
         sys.stderr.flush()
-
-
-def _next_page() -> Path:
-    """The first name of the pattern that is free."""
-    from itertools import count
-
-    from sim.runs import RUNS
-
-    RUNS.mkdir(exist_ok=True)
-    return next(path for number in count(1) if not (path := RUNS / f"claims-{number}.html").exists())

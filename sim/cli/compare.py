@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from sim.report.figures import Table
 
 
@@ -25,6 +23,7 @@ def compare(folders: tuple[str, ...], out: str | None, unpaired: bool) -> None:
     from sim.report.page import write_page
     from sim.report.pairing import check_pairing
     from sim.report.view import load_view, side_by_side
+    from sim.runs import next_page
 
     if len(folders) < 2:
         raise click.UsageError("name at least two run folders; 'batchscope report RUN' shows one")
@@ -36,7 +35,7 @@ def compare(folders: tuple[str, ...], out: str | None, unpaired: bool) -> None:
     _show(config_table(views))
     for notice in notices:
         click.echo(f"note: {notice}")
-    path = write_page(views, Path(out) if out else _next_page(), paired=not unpaired, notices=notices)
+    path = write_page(views, Path(out) if out else next_page("compare"), paired=not unpaired, notices=notices)
     click.echo(f"report: {path}")
 
 
@@ -45,13 +44,3 @@ def _show(table: Table) -> None:
 
     click.echo(f"\n{table.caption}")
     click.echo(render(table.header, table.rows) if table.rows else "nothing\n")
-
-
-def _next_page() -> Path:
-    """The first name of the pattern that is free."""
-    from itertools import count
-
-    from sim.runs import RUNS
-
-    RUNS.mkdir(exist_ok=True)
-    return next(path for number in count(1) if not (path := RUNS / f"compare-{number}.html").exists())

@@ -116,12 +116,8 @@ def _clear() -> None:
 
 def _page_of(run: str) -> Path:
     """In the folder of the run, or the first free name beside other runs."""
-    from itertools import count
     from pathlib import Path
 
-    from sim.runs import RUNS
+    from sim.runs import next_page
 
-    if Path(run).is_dir():
-        return Path(run) / "diagnosis.html"
-    RUNS.mkdir(exist_ok=True)
-    return next(path for number in count(1) if not (path := RUNS / f"diagnose-{number}.html").exists())
+    return Path(run) / "diagnosis.html" if Path(run).is_dir() else next_page("diagnose")
