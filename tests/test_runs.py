@@ -9,7 +9,7 @@ import pytest
 
 from policies.core.errors import UserError
 from sim.config import EngineConfig, RunConfig, WorkloadConfig
-from sim.runs import check_new, claim, make_new, make_next, next_folder
+from sim.runs import check_new, claim, make_new, make_next, next_folder, next_page
 
 CONFIG = RunConfig(WorkloadConfig(trace="own.csv"), EngineConfig(preset="orca-max"))
 
@@ -88,3 +88,17 @@ def test_a_file_in_the_place_of_the_runs_is_told() -> None:
     Path("runs").touch()
     with pytest.raises(UserError, match=r"^runs: is a file; name a folder with --out$"):
         make_next(CONFIG)
+
+
+@pytest.mark.usefixtures("in_empty_folder")
+def test_the_next_page_has_the_first_free_number() -> None:
+    assert next_page("claims") == Path("runs/claims-1.html")
+    Path("runs/claims-1.html").touch()
+    assert next_page("claims") == Path("runs/claims-2.html")
+
+
+@pytest.mark.usefixtures("in_empty_folder")
+def test_no_page_goes_into_a_file() -> None:
+    Path("runs").touch()
+    with pytest.raises(UserError, match="runs: is a file; name a page with --out"):
+        next_page("claims")
