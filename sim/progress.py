@@ -9,6 +9,17 @@ from typing import Self, TextIO
 _FIRST_S = 1.0
 
 
+def on_terminal(text: str = "") -> None:
+    """Show a text on standard error in place of the last one, if that is a terminal; no text clears the line."""
+    if sys.stderr.isatty():
+        _rewrite(sys.stderr, text)
+
+
+def _rewrite(stream: TextIO, text: str = "") -> None:
+    stream.write(f"\r\x1b[K{text}")
+    stream.flush()
+
+
 class ProgressLine:
     """Says on ``stream`` how far a run is, from its first second on. ``total`` requests are expected; ``passed`` says
     what kind of seconds passed.
@@ -39,16 +50,15 @@ class ProgressLine:
         text = f"{self._label}{ended:,} of {self._total:,} requests, {simulated_s:,.0f} s{self._passed}"
         text += f", about {left_s:.0f} s left"
         if self._is_terminal:
-            self._stream.write(f"\r\x1b[K{text}")
+            _rewrite(self._stream, text)
             self._shown = True
         else:
             self._stream.write(f"{text}\n")
-        self._stream.flush()
+            self._stream.flush()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
         if self._shown:
-            self._stream.write("\r\x1b[K")
-            self._stream.flush()
+            _rewrite(self._stream)

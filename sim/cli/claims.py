@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
 import click
@@ -28,6 +27,7 @@ def claims(ids: tuple[str, ...], only_list: bool, execute: bool, out: str | None
     from sim.explore.claims import CLAIMS
     from sim.explore.claims import claims as audit
     from sim.explore.claims_page import counted
+    from sim.progress import on_terminal
     from sim.report.document import check_page
     from sim.runs import next_page
 
@@ -39,7 +39,7 @@ def claims(ids: tuple[str, ...], only_list: bool, execute: bool, out: str | None
     if out is not None:
         check_page(out)
     found = audit(ids, execute=execute, progress=_progress)
-    _clear()
+    on_terminal()
     if as_json:
         click.echo(json.dumps(found.to_dict(), indent=2, allow_nan=False))
     else:
@@ -84,12 +84,6 @@ def in_words(row: Row) -> str:
 
 def _progress(number: int, total: int, claim_id: str) -> None:
     """One line on a terminal, rewritten."""
-    if sys.stderr.isatty():
-        sys.stderr.write(f"\r\x1b[Kclaim {number} of {total}: {claim_id}")
-        sys.stderr.flush()
+    from sim.progress import on_terminal
 
-
-def _clear() -> None:
-    if sys.stderr.isatty():
-        sys.stderr.write("\r\x1b[K")
-        sys.stderr.flush()
+    on_terminal(f"claim {number} of {total}: {claim_id}")

@@ -35,6 +35,7 @@ def diagnose(run: str, max_requests: int, overrides: tuple[str, ...], out: str |
 
     from policies.core.errors import UserError
     from sim.explore.diagnose import diagnose as find
+    from sim.progress import on_terminal
     from sim.report.document import check_page
 
     if out is not None:
@@ -44,7 +45,7 @@ def diagnose(run: str, max_requests: int, overrides: tuple[str, ...], out: str |
     # A class from a file may print: that belongs to people, and the output of --json to programs.
     with redirect_stdout(sys.stderr):
         found = find(run, overrides=overrides, max_requests=max_requests, progress=_progress)
-    _clear()
+    on_terminal()
     wanted = out is not None or not as_json
     # The page is written before what a closed pipe may cut off.
     path = found.report(out if out is not None else _page_of(run)) if wanted else None
@@ -103,15 +104,9 @@ def _rendered(table: Table) -> str:
 
 def _progress(number: int, total: int, advice: Advice) -> None:
     """One line on a terminal, rewritten."""
-    if sys.stderr.isatty():
-        sys.stderr.write(f"\r\x1b[Ktrying {number} of {total}: {advice.lever}")
-        sys.stderr.flush()
+    from sim.progress import on_terminal
 
-
-def _clear() -> None:
-    if sys.stderr.isatty():
-        sys.stderr.write("\r\x1b[K")
-        sys.stderr.flush()
+    on_terminal(f"trying {number} of {total}: {advice.lever}")
 
 
 def _page_of(run: str) -> Path:
