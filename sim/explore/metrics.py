@@ -21,13 +21,11 @@ LATENCIES = {
 
 
 class Metric(NamedTuple):
-    """One number of a summary: where it lies there, what it is, how a person reads it, and whether less is better
-    (None: neither)."""
+    """One number of a summary: where it lies there, what it is, and how a person reads it."""
 
     path: tuple[str, ...]
     about: str
     words: Callable[[float], str] = digits
-    less_is_better: bool | None = None
 
     def of(self, summary: Mapping[str, Any]) -> float | None:
         """Its value in a summary; None where that has no samples for it."""
@@ -40,35 +38,35 @@ class Metric(NamedTuple):
 def _latencies() -> Iterable[tuple[str, Metric]]:
     for name, about in LATENCIES.items():
         for statistic in STATISTICS:
-            yield f"{name}_{statistic}_s", Metric((f"{name}_s", statistic), f"{about}, {statistic}", seconds, True)
+            yield f"{name}_{statistic}_s", Metric((f"{name}_s", statistic), f"{about}, {statistic}", seconds)
 
 
 METRICS: dict[str, Metric] = {
     **dict(_latencies()),
     "output_tokens_per_s": Metric(
-        ("throughput", "output_tokens_per_s"), "output tokens a second, whole run", digits, False
+        ("throughput", "output_tokens_per_s"), "output tokens a second, whole run"
     ),
     "total_tokens_per_s": Metric(
-        ("throughput", "total_tokens_per_s"), "tokens of prompts and answers a second", digits, False
+        ("throughput", "total_tokens_per_s"), "tokens of prompts and answers a second"
     ),
     "steady_output_tokens_per_s": Metric(
-        ("throughput", "steady_output_tokens_per_s"), "output tokens a second, without start and end", digits, False
+        ("throughput", "steady_output_tokens_per_s"), "output tokens a second, without start and end"
     ),
     "bound_output_tokens_per_s": Metric(
         ("throughput", "bound_output_tokens_per_s"), "hardware bound of output tokens a second"
     ),
-    "requests_per_s": Metric(("throughput", "requests_per_s"), "requests finished a second", digits, False),
+    "requests_per_s": Metric(("throughput", "requests_per_s"), "requests finished a second"),
     "goodput_requests_per_s": Metric(
-        ("goodput", "requests_per_s"), "requests a second within all limits of [slo]", digits, False
+        ("goodput", "requests_per_s"), "requests a second within all limits of [slo]"
     ),
-    "attainment": Metric(("goodput", "attainment"), "share of requests within all limits of [slo]", percent, False),
+    "attainment": Metric(("goodput", "attainment"), "share of requests within all limits of [slo]", percent),
     "usd_per_million_output_tokens": Metric(
-        ("cost", "usd_per_million_output_tokens"), "USD for a million output tokens", digits, True
+        ("cost", "usd_per_million_output_tokens"), "USD for a million output tokens"
     ),
     "usd_per_million_total_tokens": Metric(
-        ("cost", "usd_per_million_total_tokens"), "USD for a million tokens of prompts and answers", digits, True
+        ("cost", "usd_per_million_total_tokens"), "USD for a million tokens of prompts and answers"
     ),
-    "usd_per_request": Metric(("cost", "usd_per_request"), "USD for a finished request", digits, True),
+    "usd_per_request": Metric(("cost", "usd_per_request"), "USD for a finished request"),
     "offered": Metric(("requests", "offered"), "requests sent"),
     "finished": Metric(("requests", "finished"), "requests finished"),
     "rejected": Metric(("requests", "rejected"), "requests refused"),
@@ -79,17 +77,17 @@ METRICS: dict[str, Metric] = {
     "duration_s": Metric(("duration_s",), "first arrival to last completion", seconds),
     "kv_utilization_mean": Metric(("kv", "utilization_mean"), "KV cache in use, mean", percent),
     "kv_utilization_max": Metric(("kv", "utilization_max"), "KV cache in use, most", percent),
-    "fragmentation_mean": Metric(("kv", "fragmentation_mean"), "KV cache reserved and empty, mean", percent, True),
+    "fragmentation_mean": Metric(("kv", "fragmentation_mean"), "KV cache reserved and empty, mean", percent),
     "prefix_hit_rate_new": Metric(
-        ("kv", "prefix_hit_rate_new"), "prompt tokens of new requests found in the cache", percent, False
+        ("kv", "prefix_hit_rate_new"), "prompt tokens of new requests found in the cache", percent
     ),
-    "preemptions_recompute": Metric(("preemptions", "recompute"), "preemptions by recomputation", digits, True),
-    "preemptions_swap": Metric(("preemptions", "swap"), "preemptions by swapping", digits, True),
-    "recomputed_tokens": Metric(("preemptions", "recomputed_tokens"), "tokens computed again", digits, True),
+    "preemptions_recompute": Metric(("preemptions", "recompute"), "preemptions by recomputation"),
+    "preemptions_swap": Metric(("preemptions", "swap"), "preemptions by swapping"),
+    "recomputed_tokens": Metric(("preemptions", "recomputed_tokens"), "tokens computed again"),
     "steps": Metric(("steps", "count"), "steps of the engine"),
     "rows_mean": Metric(("steps", "rows_mean"), "requests in a step, mean"),
     "occupancy_mean": Metric(("steps", "occupancy_mean"), "running requests over max_num_seqs, mean", percent),
-    "slot_waste": Metric(("steps", "slot_waste"), "slots of batches that did nothing", percent, True),
+    "slot_waste": Metric(("steps", "slot_waste"), "slots of batches that did nothing", percent),
 }
 """Every metric by name."""
 
