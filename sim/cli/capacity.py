@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -52,21 +52,15 @@ def capacity(
     prices: tuple[str, ...],
     samples: int,
     requests: int | None,
-    trace: str | None,
-    profile: str | None,
-    policy: str | None,
-    model: str | None,
-    hardware: str | None,
-    vllm_args: str | None,
     overrides: tuple[str, ...],
     out: str | None,
     as_json: bool,
+    **flags: str | None,
 ) -> None:
     """Find the highest rate within every --slo, with its interval and what stops more; or the fewest replicas, or the
     cheapest card, for a rate. CONFIG is a RUN.toml; options come on top of it (docs/capacity.md)."""
     from pathlib import Path
 
-    from policies.core.errors import ConfigError
     from sim.explore.capacity import capacity as find_capacity
     from sim.report.document import check_page
     from sim.runs import next_page
@@ -74,13 +68,6 @@ def capacity(
     page = Path(out) if out else None
     if page is not None:
         check_page(page)
-    flags: dict[str, Any] = {
-        **{"trace": trace, "profile": profile, "policy": policy, "model": model, "hardware": hardware},
-        "vllm_args": vllm_args,
-    }
-    for price in prices:
-        if "=" not in price:
-            raise ConfigError(f"--price {price}: write CARD=USD, for example a100-80gb=1.5")
     result = find_capacity(
         config,
         slo=limits,
@@ -91,9 +78,9 @@ def capacity(
         samples=samples,
         num_requests=requests,
         levers=levers or None,
-        overrides=[*overrides, *(f"price.{price}" for price in prices)],
+        overrides=[*overrides, *map(_price, prices)],
         progress=lambda text: click.echo(f"finding {text}", err=True),
-        **{name: value for name, value in flags.items() if value is not None},
+        **{name: value for name, value in flags.items() if value is not None},  # type: ignore[arg-type]
     )
     wanted = page is not None or not as_json
     path = result.report(page or next_page("capacity")) if wanted else None  # before what a closed pipe may cut off
@@ -107,6 +94,15 @@ def capacity(
         click.echo(f"report: {path}", err=as_json)
     if not result.feasible:
         sys.exit(1)
+
+
+def _price(text: str) -> str:
+    """CARD=USD as a key of RUN.toml."""
+    from policies.core.errors import ConfigError
+
+    if "=" not in text:
+        raise ConfigError(f"--price {text}: write CARD=USD, for example a100-80gb=1.5")
+    return f"price.{text}"
 
 
 def _show(result: CapacityResult) -> None:
