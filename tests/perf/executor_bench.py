@@ -47,9 +47,9 @@ class Load(NamedTuple):
     model: str = "110m"
     dtype: str = "float32"
     clients: int = 32
-    num_requests: int = 96
+    num_requests: int = 128
     most_prompt_tokens: int = 100
-    mean_output_tokens: int = 64
+    mean_output_tokens: int = 70
     most_output_tokens: int = 400
 
     def config(self, preset: str) -> RunConfig:
