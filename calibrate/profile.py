@@ -80,8 +80,8 @@ class Origin(NamedTuple):
 
 
 class Measurement(NamedTuple):
-    """One row. Sizes that an operator does not have are 0. ``context`` counts cached tokens of each decoding sequence,
-    the current one included."""
+    """One row. Sizes that an operator does not have are 0. ``context`` and ``chunk_context`` count tokens in
+    the cache before the step, as those of ``StepPlan`` do."""
 
     operator: str
     source: str
