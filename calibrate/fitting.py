@@ -13,17 +13,15 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from calibrate.operators import AttentionPoint, GemmPoint, MixedPoint, UnevenPoint
+from calibrate.operators import AttentionPoint, MixedPoint, UnevenPoint
 from sim.costs.terms import (
     DecodeTerm,
-    HeadTerm,
     HostTerm,
     LinearTerm,
     MixedTerm,
     PrefillTable,
     PrefillTerm,
     SwapTerm,
-    interpolate,
 )
 
 if TYPE_CHECKING:
@@ -286,22 +284,6 @@ def fit_prefill(
         max_tokens=max(point.batch * point.chunk for point in fresh),
         max_context=max((point.context for point in cached), default=0),
     )
-
-
-def fit_head(points: Sequence[GemmPoint], width: int) -> HeadTerm:
-    """Seconds of the head by rows: interpolated in the width of the product, for each number of rows measured. Beyond
-    the widest product the time grows with the width, as the weights read do."""
-    by_rows: dict[int, dict[int, float]] = {}
-    for point in points:
-        by_rows.setdefault(point.m, {})[point.n] = point.seconds
-    widest = max(point.n for point in points)
-    inside = min(width, widest)
-    rows = [m for m in sorted(by_rows) if min(by_rows[m]) <= inside <= max(by_rows[m])]
-    seconds = []
-    for m in rows:
-        widths = sorted(by_rows[m])
-        seconds.append(interpolate(widths, [by_rows[m][n] for n in widths], inside) * (width / inside))
-    return HeadTerm(tuple(rows), tuple(seconds))
 
 
 def _fit_cached(

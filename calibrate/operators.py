@@ -57,15 +57,6 @@ class MixedPoint(NamedTuple):
     seconds: float
 
 
-class GemmPoint(NamedTuple):
-    """One matrix product, m x k by k x n."""
-
-    m: int
-    n: int
-    k: int
-    seconds: float
-
-
 class Row:
     """One row of a table, which knows its file and number and says so when a cell is wrong."""
 
@@ -209,18 +200,6 @@ def read_context_attention(path: Path, shape: ModelShape, limits: Limits) -> lis
         limits.attention(row.where, point.batch, point.chunk, point.context, point.seconds, shape)
         points.append(point)
     return _some(points, path, f"rows with {shape.heads} heads of {shape.head_dim}, {shape.kv_heads} for KV")
-
-
-def read_gemm(path: Path, k: int, shape: ModelShape, limits: Limits) -> list[GemmPoint]:
-    """Matrix products with the given inner size."""
-    points = []
-    for row in read_rows(path):
-        if row.integer("k") != k:
-            continue
-        point = GemmPoint(row.integer("m"), row.integer("n"), k, row.seconds("latency_ms"))
-        limits.gemm(row.where, point.m, point.n, point.k, point.seconds, shape)
-        points.append(point)
-    return _some(points, path, f"rows with k = {k}")
 
 
 class UnevenPoint(NamedTuple):

@@ -18,8 +18,7 @@ from calibrate.band import band_of
 from calibrate.checks import Limits
 from calibrate.cli import describe_fit, run_fit
 from calibrate.fit import errors_of, fit
-from calibrate.fitting import decode_knots, fit_head, fit_linear
-from calibrate.operators import GemmPoint
+from calibrate.fitting import decode_knots, fit_linear
 from calibrate.roofline import fit_roofline
 from calibrate.sources import fitted_groups, recipe_for
 from policies.catalog import card, model
@@ -184,13 +183,6 @@ def test_the_linear_table_takes_medians_and_tiles() -> None:
     assert term.seconds == (2.0, 32.0, 64.0)
     assert term.tile_s == 2.0
     assert term.at(4097) == 66.0
-
-
-def test_the_head_is_interpolated_in_width() -> None:
-    points = [GemmPoint(m, n, 4096, m * n) for m in (1, 8) for n in (16384, 65536)]
-    term = fit_head([*points, GemmPoint(16, 1024, 4096, 1.0)], 32000)
-    assert term.num_rows == (1, 8)
-    assert term.seconds == pytest.approx((32000, 256000))
 
 
 def test_half_the_resolution_of_the_clock_is_forgiven() -> None:
