@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import datetime
 import json
-import os
 import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from policies.core.errors import ConfigError
+from sim.runs import write_whole
 
 COMPLETE, RUNNING, OVERRAN, FAILED = "complete", "running", "overran", "failed"
 SCHEMA = "batchscope-gpu-check/1"
@@ -138,9 +138,7 @@ def recorded_settings(folder: Path) -> tuple[str, str] | None:
 
 def write_json(path: Path, content: Any) -> None:
     """Write a file that is there whole or not at all."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    beside.write_text(json.dumps(content) + "\n", encoding="utf-8")
-    beside.replace(path)
+    write_whole(path, json.dumps(content) + "\n")
 
 
 def _path(folder: Path, stage: str) -> Path:
