@@ -11,7 +11,7 @@ from calibrate.importing import Group, first_row, unknown_table
 from calibrate.operators import read_rows
 from calibrate.profile import Measurement
 
-_MODELS = {"llama2-70b": "llama-2-70b", "bloom-176b": "bloom-176b"}
+_MODELS = {"llama2-70b": "llama-2-70b"}
 _CARDS = {"a100-80gb": "a100-80gb", "h100-80gb": "h100-80gb"}
 
 
