@@ -20,8 +20,8 @@ _BLOCK = 16
 
 class SwapFigures(NamedTuple):
     """``swaps`` and ``recomputes`` are preemptions of the engines' defaults under pressure, ``preempted_by_tgi`` those
-    of TGI; ``swap_wins`` and ``recompute_wins`` are how many of the compared models, cards and layouts each is faster
-    in."""
+    of them that are TGI's, of either kind; ``swap_wins`` and ``recompute_wins`` are how many of the compared models,
+    cards and layouts each is faster in."""
 
     swaps: int
     recomputes: int
@@ -38,12 +38,12 @@ def judge_swap(figures: SwapFigures) -> Ruling:
         second = f"which is faster depends: swap in {of.swap_wins}, recompute in {of.recompute_wins} of the cases"
     else:
         second = f"{'swap' if of.swap_wins else 'recompute'} is faster in all {of.swap_wins + of.recompute_wins} cases"
-    first = f"by default {of.swaps:,} preemptions swapped and {of.recomputes:,} recomputed, TGI preempted"
+    first = f"by default {of.swaps:,} preemptions swapped and {of.recomputes:,} recomputed; TGI preempted"
     first += f" {of.preempted_by_tgi:,} times"
-    if of.swaps > of.recomputes + of.preempted_by_tgi:
-        return Ruling("reproduced" if not of.recompute_wins else "false", f"{first}; {second}")
     if not of.swaps + of.recomputes:
         return Ruling("undecidable", "nobody was preempted", "a run under memory pressure")
+    if of.swaps > of.recomputes:
+        return Ruling("reproduced" if not of.recompute_wins else "false", f"{first}; {second}")
     return Ruling("false", f"{first}; {second}")
 
 
@@ -63,8 +63,8 @@ def _audit_swap(run: Runner) -> Audited:
     wins = [layout.winner for choice in choices for layout in choice.layouts]
     counts = {name: of["preemptions"] for name, of in runs.items()}
     figures = SwapFigures(
-        swaps=sum(of["swap"] for name, of in counts.items() if not name.startswith("tgi")),
-        recomputes=sum(of["recompute"] for name, of in counts.items() if not name.startswith("tgi")),
+        swaps=sum(of["swap"] for of in counts.values()),
+        recomputes=sum(of["recompute"] for of in counts.values()),
         preempted_by_tgi=sum(of["swap"] + of["recompute"] for name, of in counts.items() if name.startswith("tgi")),
         swap_wins=wins.count("swap"),
         recompute_wins=wins.count("recompute"),

@@ -115,7 +115,7 @@ SLOTS = SlotFigures(wasted=0.84, arithmetic=0.84, alone=0.96, short_wait=25.0, g
 LEVELS = tuple(LevelFigures(n, 0.01 * (1 + n / 80), 0.01 + n / 1e3, 100.0 * n, 0, 0.006) for n in (1, 8, 32))
 BASELINE = BaselineFigures(23.0, 6.3, 9.0, 13.6, 2.0, 4.5, 1.5, 0.3)
 LAUNCH = LaunchFigures(24.0, 2.5, 8.0, 2.9, 0.02, 0.06)
-GROUPS = (GroupFigures(4, 0.017, 6_560, 3_000, 34, 130), GroupFigures(8, 0.0085, 13_120, 4_700, 56, 280))
+GROUPS = (GroupFigures(4, 0.017, 6_560, 3_000, 34, 130), GroupFigures(8, 0.0085, 13_120, 4_700, 56, 280, 4_474))
 PAGED = CaseFigures("a", {"vllm-0.11": 5.3, "orca-oracle": 3.8, "orca-pow2": 2.8, "orca-max": 0.9, "ft-static": 0.2})
 RATIOS = (LevelRatio(0.06, 37.6), LevelRatio(0.1, 19.5), LevelRatio(1.0, 3.3))
 
@@ -145,9 +145,10 @@ FLIPS: dict[str, tuple[Ruling, str]] = {
     "Hugging Face at 40 % of the bound": (judge_launch(LAUNCH._replace(baseline_share=0.4)), "false"),
     "24x by schedule": (judge_launch(LAUNCH._replace(simulated_hf=23.0)), "reproduced"),
     "TGI as fast as vLLM": (judge_launch(LAUNCH._replace(simulated_tgi=1.0)), "false"),
-    "no latency level": (judge_level(36.9, None, RATIOS), "undecidable"),
-    "a level at which it holds": (judge_level(36.9, 0.06, RATIOS), "reproduced"),
-    "a level at which it does not": (judge_level(36.9, 0.1, RATIOS), "false"),
+    "a ratio that holds at some levels": (judge_level(36.9, RATIOS), "undecidable"),
+    "a ratio that holds at every level": (judge_level(3.0, RATIOS), "reproduced"),
+    "a ratio that holds at no level": (judge_level(60.0, RATIOS), "false"),
+    "no level that both reach": (judge_level(36.9, [LevelRatio(0.1, None)]), "undecidable"),
     "paged memory in shape": (judge_equal_latency([PAGED]), "reproduced"),
     "Orca faster than paged memory": (judge_equal_latency([slower(PAGED, orca_oracle=6.0)]), "false"),
     "Orca as fast but for 10 %": (
@@ -155,13 +156,21 @@ FLIPS: dict[str, tuple[Ruling, str]] = {
         "baseline-dependent",
     ),
     "Orca by limit before Orca by length": (judge_equal_latency([slower(PAGED, orca_max=3.0)]), "baseline-dependent"),
-    "above the bound of 4 cards": (judge_70b(11_550, GROUPS, 4_474), "impossible"),
-    "below the bound, as fast as simulated": (judge_70b(4_600, GROUPS, 4_474), "reproduced"),
-    "below all bounds, never seen": (judge_70b(6_000, GROUPS, 4_474), "false"),
-    "above one bound, but measured": (judge_70b(11_550, GROUPS, 12_000), "undecidable"),
+    "above the bound of 4 cards": (judge_70b(11_550, GROUPS), "impossible"),
+    "below the bound, as fast as simulated": (judge_70b(4_600, GROUPS), "reproduced"),
+    "below all bounds, never seen": (judge_70b(6_000, GROUPS), "false"),
+    "above one bound, but measured": (
+        judge_70b(11_550, [GROUPS[0], GROUPS[1]._replace(published_per_s=12_000)]),
+        "undecidable",
+    ),
+    "above one bound, the other group never measured": (
+        judge_70b(11_550, [GROUPS[0], GROUPS[1]._replace(published_per_s=None)]),
+        "undecidable",
+    ),
     "recompute by default": (judge_swap(SwapFigures(0, 841, 0, 10, 5)), "false"),
     "swap by default, and faster": (judge_swap(SwapFigures(841, 0, 0, 15, 0)), "reproduced"),
     "swap by default, slower somewhere": (judge_swap(SwapFigures(841, 0, 0, 10, 5)), "false"),
+    "swap by default, TGI's among them": (judge_swap(SwapFigures(900, 0, 100, 15, 0)), "reproduced"),
     "nobody preempted": (judge_swap(SwapFigures(0, 0, 0, 10, 5)), "undecidable"),
     "a pool that shrinks": (judge_limit(limits(300, 200, 100)), "false"),
     "a pool that grows": (judge_limit(limits(100, 200, 300)), "reproduced"),
