@@ -34,6 +34,7 @@ from sim.config import RunConfig, config_from_tables
 from sim.decisions import compare_decisions
 from sim.machine import swap_link
 from sim.result import Result
+from sim.runs import write_whole
 
 SCHEMA = "batchscope-agreement/1"
 _CARD = "cpu"
@@ -120,7 +121,7 @@ class Trial:
     def _fit(self) -> None:
         profile = self.session.profile(_CARD, _MIDDLES[self.plan.middle])
         fitted = fit_profile(profile, self.machine.model.shape, card(_CARD), name="timed steps", date=_today())
-        self.costs.write_text(json.dumps(fitted.cost_file), encoding="utf-8")
+        write_whole(self.costs, json.dumps(fitted.cost_file))
 
     def _setup(self, config: RunConfig) -> Setup:
         return prepare_on(self.machine, config)
@@ -207,7 +208,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def _write(found: dict[str, Any], out: Path, pages: Path | None) -> None:
-    (out / "agreement.json").write_text(json.dumps(found, indent=1, allow_nan=False), encoding="utf-8")
+    write_whole(out / "agreement.json", json.dumps(found, indent=1, allow_nan=False))
     if pages is not None:
         name = f"agreement {found['model']}"
         replace(pages / "README.md", name, short_page(found))

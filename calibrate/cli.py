@@ -11,6 +11,7 @@ from typing import Any
 from calibrate.fit import Fit, fit_profile, fit_tables
 from policies.catalog import card, model
 from policies.core.errors import CostFileError
+from sim.runs import write_whole
 
 _NOISY = 0.1
 """Median error of the held-out steps beyond which a fit is said to be of no use."""
@@ -122,14 +123,8 @@ def run_import(
 
 
 def write_json(content: dict[str, Any], path: Path) -> None:
-    """Write JSON, lists of numbers on one line."""
-    text = json.dumps(content, indent=1)
-    try:
-        path.write_text(_joined_lists(text) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise CostFileError(
-            f"--out {path}: cannot be written ({error.strerror}); choose another path"
-        ) from None
+    """Write JSON whole, lists of numbers on one line; UserError where it cannot be written."""
+    write_whole(path, _joined_lists(json.dumps(content, indent=1)) + "\n")
 
 
 def describe_fit(cost_file: dict[str, Any]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from policies.core.errors import ConfigError
+from sim.runs import write_whole
 
 
 def replace(path: Path, name: str, text: str) -> None:
@@ -14,4 +15,4 @@ def replace(path: Path, name: str, text: str) -> None:
     if page.count(begin) != 1 or page.count(end) != 1 or page.index(end) < page.index(begin):
         raise ConfigError(f"{path}: needs one line '{begin}' and, below it, one line '{end}'")
     before, _, rest = page.partition(begin)
-    path.write_text(f"{before}{begin}\n{text}\n{end}{rest.partition(end)[2]}", encoding="utf-8")
+    write_whole(path, f"{before}{begin}\n{text}\n{end}{rest.partition(end)[2]}")

@@ -16,6 +16,7 @@ from calibrate.profile import COLUMNS, OPERATORS, SCHEMA, SECONDS, SIZES, UNITS,
 from policies.catalog import Card, ModelShape
 from policies.core.errors import CostFileError, closest
 from sim.costs.costfile import MOST_SECONDS
+from sim.runs import write_whole
 
 _REQUIRED = ("model", "card", "tp", "date", "units")
 _OTHER_UNITS = ("ms", "us", "ns", "milliseconds", "microseconds", "nanoseconds")
@@ -29,7 +30,7 @@ _FAR_ABOVE = 500.0
 
 
 def write_profile(profile: Profile, path: Path) -> None:
-    """Write a profile; gzipped where the name ends in ``.gz``."""
+    """Write a profile whole, gzipped where the name ends in ``.gz``; UserError where it cannot be written."""
     stream = io.StringIO()
     stream.write(f"# schema: {SCHEMA}\n# units: {UNITS}\n")
     for key in ("model", "card", "tp", "date"):
@@ -45,10 +46,7 @@ def write_profile(profile: Profile, path: Path) -> None:
     for row in profile.rows:
         writer.writerow([_cell(row, name) for name in COLUMNS])
     text = stream.getvalue().encode()
-    try:
-        path.write_bytes(gzip.compress(text, mtime=0) if path.suffix == ".gz" else text)
-    except OSError as error:
-        raise CostFileError(f"{path}: cannot be written ({error.strerror}); choose another path") from None
+    write_whole(path, gzip.compress(text, mtime=0) if path.suffix == ".gz" else text)
 
 
 def _cell(row: Measurement, name: str) -> str:

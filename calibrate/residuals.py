@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from policies.core.errors import CostFileError
+from sim.runs import write_whole
 
 if TYPE_CHECKING:
     from calibrate.fit import Fit
@@ -22,7 +22,7 @@ _MOST_POINTS = 2000
 
 
 def write_report(fit: Fit, path: Path) -> None:
-    """Write one self-contained HTML page; CostFileError where it cannot be written."""
+    """Write one self-contained HTML page whole; UserError where it cannot be written."""
     import html
 
     from calibrate.cli import describe_fit
@@ -37,10 +37,7 @@ def write_report(fit: Fit, path: Path) -> None:
         f"<p>Each point is a held-out step, predicted by a fit that did not see it. Data: {data_date}.</p>"
         f'<pre style="overflow-x: auto">{table}</pre>{_figure(fit)}</body></html>\n'
     )
-    try:
-        path.write_text(page, encoding="utf-8")
-    except OSError as error:
-        raise CostFileError(f"--report {path}: cannot be written ({error.strerror}); choose another path") from None
+    write_whole(path, page)
 
 
 def _figure(fit: Fit) -> str:

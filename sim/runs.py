@@ -58,19 +58,20 @@ def claim(folder: Path, run_toml: str) -> None:
         raise _not_empty(folder) from None
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a file that has its name only when it is complete; a device or pipe is written to as it is. Raises a
-    UserError where there is no such folder, or a folder of that name."""
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Write a file that has its name only when it is complete; a device or pipe is written to as it is. Text is UTF-8.
+    Raises a UserError where there is no such folder, or a folder of that name."""
     if path.is_dir():
         raise UserError(f"{path}: is a folder; name a file")
     if not path.parent.is_dir():
         raise UserError(f"{path}: there is no folder {path.parent}; make it, or name a file in another one")
+    data = content.encode() if isinstance(content, str) else content
     if path.exists() and not path.is_file():
-        path.write_text(text, encoding="utf-8")
+        path.write_bytes(data)
         return
     part = path.with_name(f"{path.name}.part")
     try:
-        part.write_text(text, encoding="utf-8")
+        part.write_bytes(data)
         part.replace(path)
     except OSError as error:
         with suppress(OSError):  # there may be none

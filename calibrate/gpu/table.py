@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from calibrate.gpu.record import Settings, found_in, read_stage
 from calibrate.gpu.stages import STAGES
+from sim.runs import write_whole
 
 Found = Mapping[str, Any]
 _TARGET_CARD = "h200-141gb"
@@ -259,5 +260,5 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> Iterator[st
 def write_page(settings: Settings, folder: Path) -> str:
     """The page, also as ``gpu-check.md`` in the folder."""
     text = page(settings)
-    (folder / "gpu-check.md").write_text(text, encoding="utf-8")
+    write_whole(folder / "gpu-check.md", text)
     return text

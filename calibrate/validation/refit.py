@@ -16,6 +16,7 @@ from calibrate.validation.compare import compare, errors_of
 from calibrate.validation.predict import predict
 from calibrate.validation.recipe import Recipe
 from calibrate.validation.setups import CARDS, NotSimulated
+from sim.runs import write_whole
 
 if TYPE_CHECKING:
     import numpy as np
@@ -176,7 +177,7 @@ def main() -> None:
     entries = []
     for entry in refit(Path(data), groups, lambda line: print(line, flush=True)):
         entries.append(entry)
-        Path(out).write_text(json.dumps(entries, indent=1) + "\n", encoding="utf-8")
+        write_whole(Path(out), json.dumps(entries, indent=1) + "\n")
 
 
 if __name__ == "__main__":

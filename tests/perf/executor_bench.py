@@ -27,6 +27,7 @@ from calibrate.execute import Machine, Options, open_machine, prepare_on, run_on
 from calibrate.marked import replace
 from gpu_backend.device import device_name
 from sim.config import RunConfig, load_config
+from sim.runs import write_whole
 from traces.workload.rows import TraceRow
 from traces.workload.source import build_source
 
@@ -259,7 +260,7 @@ def main(words: Sequence[str] | None = None) -> int:
     if options.json is not None:
         found: dict[str, Any] = {"load": load._asdict(), "threads": options.threads, "date": _today()}
         found["runs"] = {name: [run._asdict() for run in of_case] for name, of_case in runs.items()}
-        options.json.write_text(json.dumps(found, indent=1), encoding="utf-8")
+        write_whole(options.json, json.dumps(found, indent=1))
     print(page(load, runs))
     if options.pages is not None:
         replace(options.pages / "README.md", "executor-bench", page(load, runs))
