@@ -135,6 +135,7 @@ def agreement(plan: Plan, folder: Path, tell: Callable[[str], object] = lambda t
     for case in trial.cases:
         told = trial.told[case.name]
         setup, result = trial.simulate(case.config)
+        link = swap_link(setup.config, setup.shape, setup.policy.kv.block_size)
         compared = compare(told.summaries, result.summary)
         differs = trial.decides_alike(case) if case.timeless else None
         found.append(
@@ -143,7 +144,7 @@ def agreement(plan: Plan, folder: Path, tell: Callable[[str], object] = lambda t
                 "what": case.what,
                 "figures": [one.to_dict() for one in compared],
                 "runs_s": [summary["duration_s"] for summary in told.summaries],
-                "steps": step_errors(told.steps, setup.costs, swap_link(setup.config, setup.shape, 16)),
+                "steps": step_errors(told.steps, setup.costs, link),
                 "first_differing_decision": differs,
                 "holds": _holds(compared) and not differs,
             }

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from calibrate.measure_points import BLOCK_SIZE
 from sim.config import RunConfig, load_config
 
 _PROMPT = {"dist": "uniform", "low": 12, "high": 96}
 _OUTPUT = {"dist": "exponential", "mean": 40, "cap": 140}
 _SEED = 5
-_BLOCK_TOKENS = 16
 _EASY, _BEYOND = 0.6, 3.0
 """Rates of the two open loops, as shares of what the executor can serve."""
 
@@ -28,7 +28,7 @@ class Scale(NamedTuple):
     @property
     def whole_pool(self) -> int:
         """Blocks that are never short."""
-        return self.max_num_seqs * self.max_model_len // _BLOCK_TOKENS
+        return self.max_num_seqs * self.max_model_len // BLOCK_SIZE
 
     def config(
         self, preset: str, workload: dict[str, Any], num_gpu_blocks: int | None = None, record: str = "requests"

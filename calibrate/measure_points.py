@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+BLOCK_SIZE = 16
+"""Tokens of a block of KV memory under the presets that the agreement and the GPU check run: vLLM's default."""
+
 _LEAST_CONTEXT = 16
 _LEAST_CHUNK = 16
 

@@ -11,7 +11,7 @@ import torch
 from calibrate.gpu.kernel_jobs import shallow_model
 from calibrate.gpu.table import case_of, rate_of
 from calibrate.gpu.timing import device_s
-from calibrate.measure_points import Step
+from calibrate.measure_points import BLOCK_SIZE, Step
 from calibrate.measure_steps import StepTimer
 from gpu_backend import tiles
 from gpu_backend.cache import KvCache
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from calibrate.gpu.worker import Check
     from gpu_backend.model import LlamaModel
 
-_PAGE = 16
 _ON_CUDA = (Step((1024,) * 32), Step((2048,) * 8), Step((275,)), Step(chunk_tokens=2048), Step(chunk_tokens=4096))
 _ON_CPU = (Step((96,) * 8), Step(chunk_tokens=64))
 
@@ -32,8 +31,8 @@ def run(check: Check) -> None:
     check.drop("timer")
     llama = shallow_model(check.settings.model, 2, where)
     cases = [step for step in (_ON_CUDA if on_cuda else _ON_CPU) if step.num_tokens <= llama.shape.max_model_len]
-    blocks = max(sum(-(-context // _PAGE) for context in (*step.contexts, step.chunk_tokens)) for step in cases)
-    cache = KvCache(blocks + 1, llama.shape, _PAGE, where.dtype, where.device)
+    blocks = max(sum(-(-context // BLOCK_SIZE) for context in (*step.contexts, step.chunk_tokens)) for step in cases)
+    cache = KvCache(blocks + 1, llama.shape, BLOCK_SIZE, where.dtype, where.device)
     cache.blocks_NL2KSD.normal_()
     timer = StepTimer(llama, cache, 32, graphs=False)
     rows: list[dict[str, Any]] = []

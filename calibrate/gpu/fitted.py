@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from calibrate.fit import errors_of, fit_profile
 from calibrate.gpu.record import write_json
-from calibrate.measure_points import Step
+from calibrate.measure_points import BLOCK_SIZE, Step
 from calibrate.measure_rows import SOURCE, Timed, rows_of
 from calibrate.profile import Origin, Profile
 from calibrate.profile_file import write_profile
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 COSTS, PROFILE = "costs.json", "profile.csv"
 HELD_OUT, SEED = 0.3, 0
-_PAGE = 16
 
 
 def run(check: Check) -> None:
@@ -93,7 +92,7 @@ def _profile(timed: Timed, shape: ModelShape, device: Card, known: Mapping[str, 
         known["date"],
         method=f"medians of {rounds} interleaved rounds; attention is the difference to the same step without it",
     )
-    rows = tuple(rows_of(timed, shape.layers, shape.block_bytes(_PAGE)))
+    rows = tuple(rows_of(timed, shape.layers, shape.block_bytes(BLOCK_SIZE)))
     return Profile(shape.name, device.name, 1, known["date"], {SOURCE: origin}, rows)
 
 

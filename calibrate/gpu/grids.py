@@ -13,7 +13,7 @@ from calibrate.gpu.host import host_time
 from calibrate.gpu.replay import divisor, release
 from calibrate.gpu.scenarios import scenarios
 from calibrate.gpu.timing import device_s, synchronize
-from calibrate.measure_points import Sizes, Step, points
+from calibrate.measure_points import BLOCK_SIZE, Sizes, Step, points
 from calibrate.measure_rounds import LEAST_ROUNDS, Rounds
 from calibrate.measure_steps import StepTimer, SwapTimer
 from gpu_backend.cache import KvCache, block_bytes
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from policies.catalog import ModelShape
     from sim.costs.floor import Floor
 
-PAGE = 16
 CONTEXT = 275
 """Mean context of c32, at which decode steps have their targets."""
 
@@ -72,7 +71,11 @@ def grid(on_cuda: bool, shape: ModelShape, cache_tokens: int) -> Grid:
         prefill, mixed = [(16, 0), (64, 0), (64, 32)], [(8, 16)]
         sizes, swaps, hosts = Sizes(longest, 32, longest, cache_tokens), (1, 4, 16), (8, 1)
         eager = ()
-    fits = [pair for pair in decode if pair[1] <= shape.max_model_len and pair[0] * (pair[1] + PAGE) <= cache_tokens]
+    fits = [
+        (rows, context)
+        for rows, context in decode
+        if context <= shape.max_model_len and rows * (context + BLOCK_SIZE) <= cache_tokens
+    ]
     chunks = [pair for pair in prefill if sum(pair) <= shape.max_model_len]
     finest, rounds = (2, 3 * LEAST_ROUNDS) if on_cuda else (0, LEAST_ROUNDS)
     return Grid(sizes, tuple(fits), eager, tuple(chunks), tuple(mixed), swaps, hosts, finest, rounds)
@@ -82,9 +85,9 @@ def make_timer(check: Check) -> StepTimer:
     """The timer of the model in as large a pool as the grid can use."""
     shape, where = check.model.shape, check.where
     most = 64 * 2064 if check.settings.on_cuda else 32 * 256
-    each = block_bytes(shape, PAGE, where.dtype)
-    blocks = min(most // PAGE, int(_SHARE_OF_FREE_MEMORY * free_bytes(where.device)) // each)
-    cache = KvCache(blocks, shape, PAGE, where.dtype, where.device)
+    each = block_bytes(shape, BLOCK_SIZE, where.dtype)
+    blocks = min(most // BLOCK_SIZE, int(_SHARE_OF_FREE_MEMORY * free_bytes(where.device)) // each)
+    cache = KvCache(blocks, shape, BLOCK_SIZE, where.dtype, where.device)
     cache.blocks_NL2KSD.normal_(std=0.02)
     return StepTimer(check.model, cache, 64 if check.settings.on_cuda else 32, graphs=True)
 

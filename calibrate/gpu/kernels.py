@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from calibrate.measure_points import BLOCK_SIZE
 from policies.core.errors import RunError
 
 if TYPE_CHECKING:
@@ -23,8 +24,8 @@ TOKENS_MODEL = "110m"
 """The model of the token checks on a card."""
 
 _DTYPES = ("float32", "float16", "bfloat16")
-_PAGE, _SLOT_PAGE = 16, 128
-"""Tokens of a block in memory: of paged policies, and of slots of 1,024 tokens."""
+_SLOT_BLOCK_SIZE = 128
+"""Tokens of a block where a request has a slot of 1,024 tokens."""
 
 
 class Job(NamedTuple):
@@ -56,11 +57,11 @@ def _jobs(check: Check) -> list[Job]:
     dtype = str(check.where.dtype).removeprefix("torch.")
     jobs = [Job(f"float64 {name}", ("check", device, name)) for name in _DTYPES]
     for name, layers, numbers, page in (
-        (model, 0, dtype, _PAGE),
-        (model, 0, dtype, _SLOT_PAGE),
-        (model, 2, dtype, _PAGE),
-        (TOKENS_MODEL, 0, "float32", _PAGE),
-        (TOKENS_MODEL, 0, "float32", _SLOT_PAGE),
+        (model, 0, dtype, BLOCK_SIZE),
+        (model, 0, dtype, _SLOT_BLOCK_SIZE),
+        (model, 2, dtype, BLOCK_SIZE),
+        (TOKENS_MODEL, 0, "float32", BLOCK_SIZE),
+        (TOKENS_MODEL, 0, "float32", _SLOT_BLOCK_SIZE),
     ):
         arguments = ("launch", device, name, str(layers), numbers, str(page))
         jobs.append(Job(f"launches of {name}, {layers or 'all'} layers, {numbers}, blocks of {page}", arguments))

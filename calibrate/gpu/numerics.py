@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from calibrate.gpu.kernel_jobs import shallow_model
-from calibrate.measure_points import Step
+from calibrate.measure_points import BLOCK_SIZE, Step
 from calibrate.measure_steps import StepTimer
 from gpu_backend.cache import KvCache
 from gpu_backend.device import Placement
@@ -18,14 +18,13 @@ from policies.catalog import model
 from policies.core.plan import Transfer
 
 _GRAPH_ROWS = (1, 4, 8, 32)
-_PAGE = 16
 
 
 def graph_differences(name: str, where: Placement) -> dict[int, int]:
     """Logits of two layers of a model that differ between a graph and the same rows without it, by the size of the
     batch; the graph has run on another batch before, whose rows must not shine through."""
     llama = shallow_model(name, 2, where)
-    cache = KvCache(16 * _GRAPH_ROWS[-1], llama.shape, _PAGE, where.dtype, where.device)
+    cache = KvCache(16 * _GRAPH_ROWS[-1], llama.shape, BLOCK_SIZE, where.dtype, where.device)
     cache.blocks_NL2KSD.normal_(std=0.5)
     timer = StepTimer(llama, cache, _GRAPH_ROWS[-1], graphs=True)
     runner, uploader = timer.full, Uploader(where.device, 2)
@@ -53,7 +52,7 @@ def bf16_error(name: str, where: Placement) -> float:
     tokens = min(256, shape.max_model_len // 2)
     for weights, ops, dtype in pairs:
         llama = LlamaModel(shape, weights, ops)
-        cache = KvCache(4 * (tokens // _PAGE + 1), shape, _PAGE, dtype, where.device)
+        cache = KvCache(4 * (tokens // BLOCK_SIZE + 1), shape, BLOCK_SIZE, dtype, where.device)
         cache.blocks_NL2KSD.zero_()
         timer = StepTimer(llama, cache, 4, graphs=False)
         known = torch.arange(timer.full.tokens_RP.numel(), device=where.device) * 7919 % shape.vocab
@@ -78,7 +77,7 @@ def _widened(weights: Weights) -> Weights:
 
 def swap_is_exact(llama: LlamaModel) -> bool:
     """Whether scattered blocks come back from host memory as they went, to other places."""
-    cache = KvCache(24, llama.shape, _PAGE, llama.dtype, llama.device)
+    cache = KvCache(24, llama.shape, BLOCK_SIZE, llama.dtype, llama.device)
     cache.blocks_NL2KSD.normal_()
     pool = SwapPool(12, cache)
     source, host, target = (1, 2, 3, 9, 7), (4, 5, 6, 0, 11), (20, 14, 15, 16, 22)

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from calibrate.measure_points import BLOCK_SIZE
 from policies.catalog import ModelShape
 
 LEVELS = {1: 8, 4: 16, 8: 32, 16: 48, 32: 64}
 """Clients, and the requests that they share."""
 
 _MOST_CLIENTS = 32
-_BLOCK_SIZE = 16
 _PROMPT, _OUTPUT = (50, 200), (100, 500)
 _MAX_MODEL_LEN, _STEP_TOKENS, _CAPPED_BLOCKS = 1024, 2048, 600
 
@@ -33,10 +33,10 @@ class Scenario(NamedTuple):
 
 def scenarios(shape: ModelShape, divisor: int) -> list[Scenario]:
     """All runs, in order of worth; requests and lengths divided by ``divisor``, but at least a request a client."""
-    longest = min(-(-_MAX_MODEL_LEN // divisor // _BLOCK_SIZE) * _BLOCK_SIZE, shape.max_model_len)
-    pool = _MOST_CLIENTS * longest // _BLOCK_SIZE
+    longest = min(-(-_MAX_MODEL_LEN // divisor // BLOCK_SIZE) * BLOCK_SIZE, shape.max_model_len)
+    pool = _MOST_CLIENTS * longest // BLOCK_SIZE
     budget = {"max_num_batched_tokens": max(_STEP_TOKENS // divisor, longest)}
-    capped = max(_CAPPED_BLOCKS // divisor, longest // _BLOCK_SIZE)
+    capped = max(_CAPPED_BLOCKS // divisor, longest // BLOCK_SIZE)
 
     def of(name: str, preset: str, clients: int, **engine: Any) -> Scenario:
         usual = {"preset": preset, "max_num_seqs": clients, "max_model_len": longest, "num_gpu_blocks": pool}
@@ -55,7 +55,7 @@ def scenarios(shape: ModelShape, divisor: int) -> list[Scenario]:
 
     # Pinned memory comes in powers of two.
     swap_blocks = 1 << (capped.bit_length() - 1)
-    swap = {"num_gpu_blocks": capped, "swap_space_bytes": swap_blocks * shape.block_bytes(_BLOCK_SIZE)}
+    swap = {"num_gpu_blocks": capped, "swap_space_bytes": swap_blocks * shape.block_bytes(BLOCK_SIZE)}
     return [
         paged(32),
         paged(8),

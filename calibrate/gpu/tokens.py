@@ -12,6 +12,7 @@ from calibrate.gpu.kernels import TOKENS_MODEL
 from calibrate.gpu.numerics import bf16_error, graph_differences, swap_is_exact
 from calibrate.gpu.oracle import Oracle
 from calibrate.gpu.replay import release
+from calibrate.measure_points import BLOCK_SIZE
 from policies.catalog import ModelShape, model
 from policies.core.errors import RunError
 
@@ -160,4 +161,4 @@ def _random_plans(shape: ModelShape, check: Check) -> Iterator[tuple[str, Tables
 
 
 def _swap_space(shape: ModelShape) -> dict[str, int]:
-    return {"swap_space_bytes": 64 * shape.block_bytes(16)}
+    return {"swap_space_bytes": 64 * shape.block_bytes(BLOCK_SIZE)}
