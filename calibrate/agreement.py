@@ -7,7 +7,6 @@ the machine does hits both alike. A cost file is then fitted to the timed steps 
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import os
 import statistics
@@ -22,6 +21,7 @@ from calibrate.agreement_figures import Compared, compare
 from calibrate.agreement_steps import DoneStep, StepKeeper, step_errors
 from calibrate.agreement_text import page, short_page
 from calibrate.agreement_workloads import Case, Scale, cases, full_house
+from calibrate.dates import today
 from calibrate.execute import Machine, Options, open_machine, prepare_on, run_on
 from calibrate.fit import fit_profile
 from calibrate.marked import replace
@@ -120,7 +120,7 @@ class Trial:
 
     def _fit(self) -> None:
         profile = self.session.profile(_CARD, _MIDDLES[self.plan.middle])
-        fitted = fit_profile(profile, self.machine.model.shape, card(_CARD), name="timed steps", date=_today())
+        fitted = fit_profile(profile, self.machine.model.shape, card(_CARD), name="timed steps", date=today())
         write_whole(self.costs, json.dumps(fitted.cost_file))
 
     def _setup(self, config: RunConfig) -> Setup:
@@ -151,7 +151,7 @@ def agreement(plan: Plan, folder: Path, tell: Callable[[str], object] = lambda t
         )
     return {
         "schema": SCHEMA,
-        "date": _today(),
+        "date": today(),
         "device": trial.machine.name,
         "model": plan.scale.model,
         "dtype": "float32",
@@ -170,10 +170,6 @@ def _level(step: Step) -> int:
 
 def _holds(compared: Sequence[Compared]) -> bool:
     return all(one.holds for one in compared)
-
-
-def _today() -> str:
-    return datetime.datetime.now(tz=datetime.UTC).date().isoformat()
 
 
 def _arguments(words: Sequence[str] | None) -> argparse.Namespace:

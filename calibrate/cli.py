@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import datetime
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from calibrate.dates import today
 from calibrate.fit import Fit, fit_profile, fit_tables
 from policies.catalog import card, model
 from policies.core.errors import CostFileError
@@ -87,8 +87,7 @@ def _fit_file(path: Path, model_name: str | None, hardware: str | None, tp: int 
     device = card(profile.card)
     shape = model(profile.model).shard(profile.tp)
     check_possible(profile, path, shape, device)
-    today = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
-    return fit_profile(profile, shape, device, name=path.name, date=today)
+    return fit_profile(profile, shape, device, name=path.name, date=today())
 
 
 def tables_folder(data: str) -> Path:

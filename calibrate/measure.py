@@ -6,13 +6,13 @@ the rounds are kept.
 
 from __future__ import annotations
 
-import datetime
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from calibrate.dates import today
 from calibrate.execute import Machine, Options, open_machine, prepare_on, run_on, with_weights
 from calibrate.measure_points import Sizes, points
 from calibrate.measure_rounds import LEAST_ROUNDS, SWAPPED_BLOCKS, Middle, Rounds
@@ -73,19 +73,19 @@ class Session(Rounds):
         """The profile of what was found so far; ``card`` is the device's name in the catalog."""
         timed = self.timed(middle)
         shape, machine = self.machine.model.shape, self.machine
-        today = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
+        date = today()
         numbers = f"{str(machine.where.dtype).removeprefix('torch.')}, {machine.where.ops.name} operations"
         origin = Origin(
             f"batchscope calibrate measure on {machine.name}, {numbers}",
             "your own measurement",
-            today,
+            date,
             method=(
                 f"medians of {self.rounds} interleaved rounds over {len(self.steps)} of {len(self.candidates)} steps,"
                 " each over how slow its neighbours in time were; attention is the difference to a step without it"
             ),
         )
         rows = tuple(rows_of(timed, shape.layers, self._block_bytes))
-        return Profile(shape.name, card, 1, today, {SOURCE: origin}, rows)
+        return Profile(shape.name, card, 1, date, {SOURCE: origin}, rows)
 
 
 def measure(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import os
 import platform
 import shutil
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from calibrate.dates import today
 from calibrate.gpu.timing import device_s, host_s
 from gpu_backend.device import device_name
 from policies.catalog import Card, cards
@@ -53,7 +53,7 @@ def run(check: Check) -> None:
 def environment(device: torch.device) -> dict[str, Any]:
     """Device and versions; ``card`` is the catalog's name, or empty."""
     found: dict[str, Any] = {
-        "date": datetime.datetime.now(tz=datetime.UTC).date().isoformat(),
+        "date": today(),
         "python": platform.python_version(),
         **{name: _version(name) for name in _PACKAGES},
         "cores": os.cpu_count(),

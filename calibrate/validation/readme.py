@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from calibrate.dates import today
 from calibrate.validation import argonne, serving
 from calibrate.validation.compare import Row, errors_of
 from calibrate.validation.recorded_sets import recorded_runs
@@ -15,9 +15,8 @@ from calibrate.validation.untuned import FACTOR, untuned
 
 def readme_table(data: Path) -> list[str]:
     """A Markdown table: what was predicted, how many figures, their error."""
-    today = datetime.datetime.now(tz=datetime.UTC).date()
     lines = [
-        f"Made on {today} by `batchscope calibrate validate --set readme`; all figures are published measurements of"
+        f"Made on {today()} by `batchscope calibrate validate --set readme`; all figures are published measurements of"
         " others.",
         "",
         "| simulated against measured | figures | mean or median error | worst |",

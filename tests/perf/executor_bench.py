@@ -9,7 +9,6 @@ turns, in ``--rounds`` rounds, and medians are shown; before each, a fixed matri
 from __future__ import annotations
 
 import argparse
-import datetime
 import gc
 import json
 import statistics
@@ -23,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from calibrate.dates import today
 from calibrate.execute import Machine, Options, open_machine, prepare_on, run_on
 from calibrate.marked import replace
 from gpu_backend.device import device_name
@@ -193,7 +193,7 @@ def page(load: Load, runs: dict[str, list[Run]]) -> str:
     rows = load.rows()
     prompts, lengths = [row.prompt_tokens for row in rows], [row.output_tokens for row in rows]
     lines = [
-        f"Measured on {device_name(torch.device('cpu'))}, {_today()}: the {load.model} shape, random weights,"
+        f"Measured on {device_name(torch.device('cpu'))}, {today()}: the {load.model} shape, random weights,"
         f" {load.dtype}, torch {torch.__version__}; {len(rows)} requests of {load.clients} clients, prompts of"
         f" {min(prompts)} to {max(prompts)} tokens, outputs exponential (mean {statistics.mean(lengths):.0f},"
         f" longest {max(lengths)}); medians of {rounds} interleaved rounds.",
@@ -228,10 +228,6 @@ def _rate(runs: Sequence[Run]) -> float:
     return statistics.median(run.tokens_per_s for run in runs)
 
 
-def _today() -> str:
-    return datetime.datetime.now(tz=datetime.UTC).date().isoformat()
-
-
 def reached(runs: dict[str, list[Run]]) -> bool:
     """Whether continuous batching gained what it must over each case that was run."""
     return all(_rate(runs[CONTINUOUS]) >= least * _rate(runs[name]) for name, least in NEEDED if name in runs)
@@ -258,7 +254,7 @@ def main(words: Sequence[str] | None = None) -> int:
     names = [CONTINUOUS, *(name for name in options.cases if name != CONTINUOUS)]
     runs = play(load, names, options.rounds, lambda text: print(text, file=sys.stderr, flush=True))
     if options.json is not None:
-        found: dict[str, Any] = {"load": load._asdict(), "threads": options.threads, "date": _today()}
+        found: dict[str, Any] = {"load": load._asdict(), "threads": options.threads, "date": today()}
         found["runs"] = {name: [run._asdict() for run in of_case] for name, of_case in runs.items()}
         write_whole(options.json, json.dumps(found, indent=1))
     print(page(load, runs))
