@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from calibrate.transfers import by_direction
 from policies.core.plan import Finish, StepPlan, StepResult, StepTime
 from policies.core.protocols import StepObserver
 from policies.core.request import Request
@@ -138,7 +139,8 @@ class MeasuredWriter:
         notices = (*setup.notices, *run_notes(setup, ending, metrics))
         notes = (*((message,) if message else ()), *notices)
         summary = build_summary(self._facts(ending, moved, cpu_s, started_s, notes), metrics)
-        summary["executor"] = {**self._executor, **self._times.summary(), **_swapping(moved)}
+        swapped = {f"swapped_{kind}": row for kind, row in by_direction(moved).items()}
+        summary["executor"] = {**self._executor, **self._times.summary(), **swapped}
         if self._folder is not None:
             write_whole(self._folder / DIGEST_NAME, json.dumps(self.digest.to_dict(), allow_nan=False))
             write_whole(self._folder / "summary.json", to_json(summary))
@@ -163,18 +165,3 @@ class MeasuredWriter:
             swapped_out_bytes=moved_bytes["out"],
             swapped_in_bytes=moved_bytes["in"],
         )
-
-
-def _swapping(moved: Sequence[Moved]) -> dict[str, Any]:
-    """Transfers by direction: their number, copies, bytes and seconds; nothing where none was made."""
-    found = {}
-    for kind in ("out", "in"):
-        mine = [one for one in moved if one.kind == kind]
-        if mine:
-            found[f"swapped_{kind}"] = {
-                "transfers": len(mine),
-                "copies": sum(one.pieces for one in mine),
-                "bytes": sum(one.num_bytes for one in mine),
-                "time_s": sum(one.seconds for one in mine),
-            }
-    return found

@@ -5,8 +5,9 @@ from __future__ import annotations
 import gc
 from typing import TYPE_CHECKING, Any
 
-from calibrate.gpu.drive import Driven, drive, figures
+from calibrate.gpu.drive import drive, figures
 from calibrate.gpu.scenarios import Scenario, scenarios
+from calibrate.transfers import by_direction
 from policies.core.errors import RunError
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def _run(check: Check, scenario: Scenario) -> dict[str, Any]:
         "tables": scenario.tables,
         "figures": figures(driven.metrics) | {"preemptions": driven.preemptions},
         "steps": [_rounded(step) for step in driven.steps],
-        "swapped": _swapped(driven),
+        "swapped": by_direction(driven.moved),
     }
     del driven
     release(check)
@@ -72,21 +73,6 @@ def _rounded(step: Any) -> list[Any]:
     start_s, end_s, device_s, *sizes, chunks, moved = step
     times = [round(value, 7) for value in (start_s, end_s, device_s)]
     return [*times, *sizes, [[start, tokens, emits] for _, start, tokens, emits in chunks], moved]
-
-
-def _swapped(driven: Driven) -> dict[str, Any]:
-    """Transfers by direction: bytes, copies, seconds."""
-    found = {}
-    for kind in ("out", "in"):
-        mine = [one for one in driven.moved if one.kind == kind]
-        if mine:
-            found[kind] = {
-                "transfers": len(mine),
-                "copies": sum(one.pieces for one in mine),
-                "bytes": sum(one.num_bytes for one in mine),
-                "seconds": sum(one.seconds for one in mine),
-            }
-    return found
 
 
 def in_words(found: dict[str, Any]) -> str:
