@@ -75,22 +75,18 @@ class StepTimer:
         """The output head and a greedy choice for that many rows."""
         import torch
 
+        from calibrate.gpu.timing import synchronize
+
         model = self.full.model
         hidden = model.weights.embedding_VE[torch.arange(num_rows, device=model.device)]
         temperature = torch.zeros(num_rows, device=model.device)
         seeds = torch.zeros(num_rows, dtype=torch.int64, device=model.device)
-        self._synchronize()
+        synchronize(model.device)
         began = perf_counter()
         logits = model.ops.linear(hidden, model.weights.head_VE).float()
         model.ops.sample(logits, temperature, torch.ones_like(temperature), seeds)
-        self._synchronize()
+        synchronize(model.device)
         return perf_counter() - began
-
-    def _synchronize(self) -> None:
-        import torch
-
-        if self.full.model.device.type == "cuda":
-            torch.cuda.synchronize(self.full.model.device)
 
     def arrays(self, step: Step) -> StepArrays:
         """A step as ``full``, the runner of the whole model, takes it: decode rows first, each in a row and in blocks
