@@ -66,7 +66,13 @@ def fit_tables(shape: ModelShape, card: Card, profile_dir: Path, tp: int = 1) ->
     recipe = recipe_for(shape.name, card.name, tp)
     part = shape.shard(tp)
     profile = profile_of(recipe, profile_dir, part, card)
-    return fit_profile(profile, part, card, recipe.hints, str(profile_dir))
+    found = fit_profile(profile, part, card, recipe.hints, str(profile_dir))
+    if recipe.scaled_from:
+        found.cost_file["held_out"]["definition"] += (
+            f"; the points themselves were computed from those of the {recipe.scaled_from} (see provenance), none was"
+            " measured on this card"
+        )
+    return found
 
 
 def fit_profile(
