@@ -1,7 +1,8 @@
 """``python -m calibrate.agreement`` (``make validate``): simulated against measured on the executor, on this CPU.
 
-Each round times steps for the calibration and executes every workload once, all in one process, so that whatever else
-the machine does hits both alike. A cost file is then fitted to the timed steps alone and every workload simulated.
+Each round executes every workload once and times all steps of the calibration before each, in one process, so that
+whatever else the machine does hits both alike. A cost file is then fitted to the timed steps alone, as slow as the
+machine was while they were timed, and every workload simulated.
 """
 
 from __future__ import annotations
@@ -9,10 +10,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,16 +37,13 @@ from sim.runs import write_whole
 
 SCHEMA = "batchscope-agreement/1"
 _CARD = "cpu"
-_MIDDLES: dict[str, Callable[[Sequence[float]], float]] = {"median": statistics.median, "mean": statistics.fmean}
 
 
 class Plan(NamedTuple):
-    """How much is done: ``rounds``, seconds of timed steps in each, and which middle of a step's times is fitted."""
+    """How much is done: ``rounds`` of workloads of that ``scale``."""
 
     scale: Scale = Scale()
     rounds: int = 5
-    step_s: float = 6.0
-    middle: str = "median"
 
 
 class Told(NamedTuple):
@@ -81,14 +77,16 @@ class Trial:
     def play(self) -> None:
         """All rounds."""
         for number in range(self.plan.rounds):
-            self._calibrate()
+            self.session.host_round()
             for case in self.cases:
+                self.session.round()
                 keeper = StepKeeper()
                 summary = run_on(self.machine, self._setup(case.config), self._options, observer=keeper).summary
                 told = self.told[case.name]
                 told.summaries.append(summary)
                 told.steps.extend(keeper.steps)
                 self._tell(f"round {number + 1}, {case.name}: {summary['duration_s']:.2f} s")
+            self._tell(f"{len(self.session.steps)} kinds of steps timed, {self.session.rounds} times")
         self._fit()
 
     def simulate(self, config: RunConfig, out: Path | None = None) -> tuple[Setup, Result]:
@@ -110,16 +108,8 @@ class Trial:
             found = compare_decisions(real, simulated, ("executed", "simulated"))
         return found.difference or ""
 
-    def _calibrate(self) -> None:
-        self.session.host_round()
-        began = time.perf_counter()
-        self.session.round()
-        while 2 * (time.perf_counter() - began) < self.plan.step_s:
-            self.session.round()
-        self._tell(f"{len(self.session.steps)} kinds of steps timed, {self.session.rounds} times")
-
     def _fit(self) -> None:
-        profile = self.session.profile(_CARD, _MIDDLES[self.plan.middle])
+        profile = self.session.profile(_CARD, as_it_was=True)
         fitted = fit_profile(profile, self.machine.model.shape, card(_CARD), name="timed steps", date=today())
         write_whole(self.costs, json.dumps(fitted.cost_file))
 
@@ -157,6 +147,7 @@ def agreement(plan: Plan, folder: Path, tell: Callable[[str], object] = lambda t
         "dtype": "float32",
         "plan": {**plan._asdict(), "scale": plan.scale._asdict()},
         "calibration_rounds": trial.session.rounds,
+        "slowness": trial.session.slowness(),
         "calibration_steps": len(trial.session.steps),
         "workloads": found,
         "holds": all(case["holds"] for case in found),
@@ -179,8 +170,6 @@ def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--requests", type=int, default=scale.num_requests, help="of each workload")
     parser.add_argument("--seqs", type=int, default=scale.max_num_seqs, help="most requests of a step")
     parser.add_argument("--rounds", type=int, default=usual.rounds)
-    parser.add_argument("--step-seconds", type=float, default=usual.step_s, help="of timed steps, a round")
-    parser.add_argument("--middle", choices=_MIDDLES, default=usual.middle, help="of a step's times, for the fit")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path("runs/agreement"), help="gets agreement.json and costs.json")
     parser.add_argument("--pages", type=Path, help="folder whose README.md and docs get the tables of this run")
@@ -191,7 +180,7 @@ def main(words: Sequence[str] | None = None) -> int:
     """Run, write, and print the table; 1 where a figure is beyond its limit, 2 for what cannot be run."""
     options = _arguments(words)
     scale = Scale(options.model, options.seqs, num_requests=options.requests)
-    plan = Plan(scale, options.rounds, options.step_seconds, options.middle)
+    plan = Plan(scale, options.rounds)
     try:
         _fix_threads(options.threads)
         options.out.mkdir(parents=True, exist_ok=True)

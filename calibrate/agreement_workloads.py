@@ -74,8 +74,8 @@ def cases(scale: Scale, capacity_per_s: float) -> list[Case]:
         Case("easy", f"vllm-0.11, {easy:g} requests/s", scale.config("vllm-0.11", open_loop | {"rate_per_s": easy})),
         Case(
             "past saturation",
-            f"vllm-0.11, {beyond:g} requests/s",
-            scale.config("vllm-0.11", open_loop | {"rate_per_s": beyond}),
+            f"vllm-0.11, {beyond:g} requests/s, twice as many",
+            scale.config("vllm-0.11", open_loop | {"rate_per_s": beyond, "num_requests": 2 * scale.num_requests}),
         ),
         Case(
             "short of KV, recompute",

@@ -144,6 +144,19 @@ def fit_chunks(
     return PrefillTable(knots, contexts, rows)
 
 
+def step_once_s(fresh: Sequence[AttentionPoint]) -> float:
+    """What a step with chunks takes once, however many they are: told by steps of several equal ones, of which n take
+    n times one, less what is paid once. Where there is none, the shortest step."""
+    alone_s = {point.chunk: point.seconds for point in fresh if point.batch == 1}
+    once_s = [
+        (point.batch * alone_s[point.chunk] - point.seconds) / (point.batch - 1)
+        for point in fresh
+        if point.batch > 1 and point.chunk in alone_s
+    ]
+    least_s = min(alone_s.values())
+    return min(max(statistics.median(once_s), 0.0), least_s) if once_s else least_s
+
+
 def fit_mixed(
     points: Sequence[MixedPoint],
     chunk_s: Sequence[float],

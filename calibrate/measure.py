@@ -6,7 +6,6 @@ the rounds are kept.
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 from calibrate.dates import today
 from calibrate.execute import Machine, Options, open_machine, prepare_on, run_on, with_weights
 from calibrate.measure_points import Sizes, points
-from calibrate.measure_rounds import LEAST_ROUNDS, SWAPPED_BLOCKS, Middle, Rounds
+from calibrate.measure_rounds import LEAST_ROUNDS, SWAPPED_BLOCKS, Rounds
 from calibrate.measure_rows import SOURCE, rows_of
 from calibrate.profile import Origin, Profile
 from policies.core.errors import ConfigError
@@ -53,7 +52,11 @@ class Session(Rounds):
         timer = StepTimer(machine.model, cache, parameters.max_num_seqs, graphs=options.graphs)
         cache_tokens = cache.num_blocks * cache.block_size
         sizes = Sizes(
-            parameters.max_model_len, parameters.max_num_seqs, parameters.max_num_batched_tokens, cache_tokens
+            parameters.max_model_len,
+            parameters.max_num_seqs,
+            parameters.max_num_batched_tokens,
+            cache_tokens,
+            eager=not timer.has_graphs,
         )
         swaps = [blocks for blocks in SWAPPED_BLOCKS if blocks <= cache.num_blocks]
         super().__init__(timer, SwapTimer(cache, swaps[-1]), points(sizes), swaps)
@@ -69,9 +72,13 @@ class Session(Rounds):
                 seconds = found["host_before_s"]["p50"] + found["host_after_s"]["p50"]
                 self.hosts.setdefault(batch, []).append(seconds)
 
-    def profile(self, card: str, middle: Middle = statistics.median) -> Profile:
-        """The profile of what was found so far; ``card`` is the device's name in the catalog."""
-        timed = self.timed(middle)
+    def profile(self, card: str, *, as_it_was: bool = False) -> Profile:
+        """The profile of what was found so far; ``card`` is the device's name in the catalog.
+
+        Steps are those of the machine left alone, or, ``as_it_was``, of the machine as slow as it was on average while
+        they were timed.
+        """
+        timed, slowness = self.timed(), self.slowness() if as_it_was else 1.0
         shape, machine = self.machine.model.shape, self.machine
         date = today()
         numbers = f"{str(machine.where.dtype).removeprefix('torch.')}, {machine.where.ops.name} operations"
@@ -82,9 +89,10 @@ class Session(Rounds):
             method=(
                 f"medians of {self.rounds} interleaved rounds over {len(self.steps)} of {len(self.candidates)} steps,"
                 " each over how slow its neighbours in time were; attention is the difference to a step without it"
+                + (f"; all times {slowness:.3f}, how slow the machine was on average" if as_it_was else "")
             ),
         )
-        rows = tuple(rows_of(timed, shape.layers, self._block_bytes))
+        rows = tuple(rows_of(timed.slowed(slowness), shape.layers, self._block_bytes))
         return Profile(shape.name, card, 1, date, {SOURCE: origin}, rows)
 
 

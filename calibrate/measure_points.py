@@ -11,37 +11,49 @@ from typing import NamedTuple
 BLOCK_SIZE = 16
 """Tokens of a block of KV memory under the presets that the agreement and the GPU check run: vLLM's default."""
 
+LEAST_CHUNK = 16
+"""Tokens of the smallest chunk."""
+
 _LEAST_CONTEXT = 16
-_LEAST_CHUNK = 16
+_CHUNKS = (2, 4)
+"""Chunks of the steps that tell what each of several takes."""
 
 
 class Step(NamedTuple):
-    """One step to time: ``contexts`` of the decoding sequences, the current token included, and a chunk of
-    ``chunk_tokens`` on top of ``chunk_context`` cached ones, if any. A ``bare`` step leaves attention out."""
+    """One step to time: ``contexts`` of the decoding sequences, the current token included, and ``chunks`` of
+    ``chunk_tokens`` each on top of ``chunk_context`` cached ones, if any. A ``bare`` step leaves attention out, a
+    ``silent`` one the head: no token is sampled."""
 
     contexts: tuple[int, ...] = ()
     chunk_tokens: int = 0
     chunk_context: int = 0
     bare: bool = False
+    silent: bool = False
+    chunks: int = 1
 
     @property
     def num_tokens(self) -> int:
         """Tokens that are computed."""
-        return len(self.contexts) + self.chunk_tokens
+        return len(self.contexts) + self.chunks * self.chunk_tokens
 
     @property
     def cached_tokens(self) -> int:
         """Tokens that lie in the cache during the step."""
-        return sum(self.contexts) + self.chunk_tokens + self.chunk_context
+        return sum(self.contexts) + self.chunks * (self.chunk_tokens + self.chunk_context)
 
 
 class Sizes(NamedTuple):
-    """How far to measure: longest context, most sequences, most tokens of a step, tokens that the cache holds."""
+    """How far to measure: longest context, most sequences, most tokens of a step, tokens that the cache holds.
+
+    ``eager``: steps that decode are launched as those that prefill are, by no CUDA graph, so that the difference of a
+    step that samples many rows and one of as many tokens that samples one is the head's.
+    """
 
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
     cache_tokens: int
+    eager: bool = False
 
 
 class Point(NamedTuple):
@@ -53,13 +65,12 @@ class Point(NamedTuple):
 
 def points(sizes: Sizes) -> list[Point]:
     """Everything that could be measured, coarse levels first."""
-    found = dict.fromkeys(
-        point
-        for part in (_decode(sizes), _chunks(sizes), _uneven(sizes), _mixed(sizes))
-        for point in part
-        if point.step.cached_tokens <= sizes.cache_tokens
-    )
-    return sorted(found, key=lambda point: point.level)
+    levels: dict[Step, int] = {}
+    for part in (_decode(sizes), _chunks(sizes), _several(sizes), _uneven(sizes), _mixed(sizes)):
+        for level, step in part:
+            if step.cached_tokens <= sizes.cache_tokens:
+                levels[step] = min(level, levels.get(step, level))
+    return sorted((Point(level, step) for step, level in levels.items()), key=lambda point: point.level)
 
 
 def grid(least: int, most: int) -> dict[int, int]:
@@ -78,18 +89,35 @@ def grid(least: int, most: int) -> dict[int, int]:
 def _decode(sizes: Sizes) -> Iterator[Point]:
     for batch, level in grid(1, sizes.max_num_seqs).items():
         yield Point(level, Step((_LEAST_CONTEXT,) * batch, bare=True))
+        if sizes.eager:
+            yield Point(level, Step(chunk_tokens=batch, bare=True))
         for context, finer in grid(_LEAST_CONTEXT, sizes.max_model_len).items():
             yield Point(max(level, finer), Step((context,) * batch))
 
 
 def _chunks(sizes: Sizes) -> Iterator[Point]:
-    longest = min(sizes.max_num_batched_tokens, sizes.max_model_len)
-    for tokens, level in grid(_LEAST_CHUNK, longest).items():
+    if sizes.eager:
+        yield Point(0, Step(chunk_tokens=LEAST_CHUNK, bare=True, silent=True))
+    for tokens, level in grid(LEAST_CHUNK, _longest_chunk(sizes)).items():
         yield Point(level, Step(chunk_tokens=tokens, bare=True))
         yield Point(level, Step(chunk_tokens=tokens))
         for context, finer in grid(_LEAST_CONTEXT, sizes.max_model_len).items():
             if context + tokens <= sizes.max_model_len:
                 yield Point(max(level, finer, 1), Step(chunk_tokens=tokens, chunk_context=context))
+
+
+def _several(sizes: Sizes) -> Iterator[Point]:
+    """Chunks beside each other, without cached tokens."""
+    for tokens, level in grid(LEAST_CHUNK, _longest_chunk(sizes)).items():
+        for chunks in _CHUNKS:
+            step = Step(chunk_tokens=tokens, chunks=chunks)
+            if chunks <= sizes.max_num_seqs and step.num_tokens <= sizes.max_num_batched_tokens:
+                yield Point(max(level, 1), step)
+                yield Point(max(level, 1), step._replace(bare=True))
+
+
+def _longest_chunk(sizes: Sizes) -> int:
+    return min(sizes.max_num_batched_tokens, sizes.max_model_len)
 
 
 def _uneven(sizes: Sizes) -> Iterator[Point]:
@@ -105,6 +133,6 @@ def _uneven(sizes: Sizes) -> Iterator[Point]:
 def _mixed(sizes: Sizes) -> Iterator[Point]:
     """Steps that both decode and prefill: the sum of the two is checked on them."""
     for batch, level in grid(1, sizes.max_num_seqs).items():
-        for tokens, finer in grid(_LEAST_CHUNK, min(sizes.max_num_batched_tokens, sizes.max_model_len)).items():
+        for tokens, finer in grid(LEAST_CHUNK, _longest_chunk(sizes)).items():
             if batch + tokens <= sizes.max_num_batched_tokens:
                 yield Point(max(level, finer), Step((sizes.max_model_len // 2,) * batch, tokens))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from calibrate.measure_levels import levelled
@@ -14,8 +14,6 @@ from calibrate.measure_rows import Timed
 
 if TYPE_CHECKING:
     from calibrate.measure_steps import StepTimer, SwapTimer
-
-Middle = Callable[[Sequence[float]], float]
 
 LEAST_ROUNDS = 5
 SWAPPED_BLOCKS = (1, 2, 4, 8, 16, 32, 64)
@@ -26,8 +24,8 @@ _BARE_VISITS = 3
 
 
 class Rounds:
-    """Times of ``candidates`` and of transfers of so many blocks, round by round. ``hosts`` are filled by who knows
-    what the host takes."""
+    """Times of ``candidates``, of the head alone unless these tell it, and of transfers of so many blocks, round by
+    round. ``hosts`` are filled by who knows what the host takes."""
 
     def __init__(
         self, timer: StepTimer, swap_timer: SwapTimer, candidates: Sequence[Point], swaps: Iterable[int]
@@ -53,18 +51,19 @@ class Rounds:
             began = time.perf_counter()
             self._timer.seconds(step)
             self._timer.seconds(step)
-            round_s += (time.perf_counter() - began) / 2 * _visits(step)
+            round_s += (time.perf_counter() - began) / 2 * _visits(step) * (1 if step.chunk_tokens else 2)
             if level and round_s * (LEAST_ROUNDS + 2) > budget_s:
                 break
             self.steps[step] = []
             self.least_s = round_s * LEAST_ROUNDS
-        self._heads = {len(step.contexts): [] for step in self.steps if step.bare and step.contexts}
+        if not any(step.silent for step in self.steps):
+            self._heads = {len(step.contexts): [] for step in self.steps if step.bare and step.contexts}
 
     def round(self) -> None:
         """Every point, in an order of its own."""
         order = [step for step in self.steps for _ in range(_visits(step))]
         self._draw.shuffle(order)
-        played = [(step, self._timer.seconds(step)) for step in order]
+        played = [(step, self._seconds(step)) for step in order]
         self._played.append(played)
         for step, seconds in played:
             self.steps[step].append(seconds)
@@ -74,15 +73,29 @@ class Rounds:
             times.append(self._swap_timer.seconds(blocks))
         self.rounds += 1
 
-    def timed(self, middle: Middle = statistics.median) -> Timed:
-        """The middle of what was found so far at each point, steps without what slowed the machine for a while."""
+    def _seconds(self, step: Step) -> float:
+        """Of one step. One that decodes comes after another of its kind, as it nearly always does in a run: after a
+        long prompt it takes up to a fifth longer on a CPU. What a prompt takes does not depend on what was before."""
+        if not step.chunk_tokens:
+            self._timer.seconds(step)
+        return self._timer.seconds(step)
+
+    def timed(self) -> Timed:
+        """Medians of what was found so far at each point, steps without what slowed the machine for a while."""
         found = (levelled(self._played), self._heads, self._swaps, self.hosts)
-        return Timed(*(_middles(times, middle) for times in found))
+        return Timed(*(_medians(times) for times in found))
+
+    def slowness(self) -> float:
+        """How long all steps took together, over their medians in ``timed``: above 1 where the machine was slowed for
+        less than half of the time, below 1 where it was for more."""
+        usual_s = self.timed().steps
+        played = [pair for played in self._played for pair in played]
+        return sum(seconds for _, seconds in played) / sum(usual_s[step] for step, _ in played)
 
 
 def _visits(step: Step) -> int:
     return _BARE_VISITS if step.bare else 1
 
 
-def _middles(times: Mapping[Any, Sequence[float]], middle: Middle) -> dict[Any, float]:
-    return {key: middle(values) for key, values in times.items() if values}
+def _medians(times: Mapping[Any, Sequence[float]]) -> dict[Any, float]:
+    return {key: statistics.median(values) for key, values in times.items() if values}

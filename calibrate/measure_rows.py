@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from calibrate.measure_points import Step
+from calibrate.measure_points import LEAST_CHUNK, Step
 from calibrate.profile import Measurement
 
 SOURCE = "executor"
@@ -27,16 +27,20 @@ class Timed(NamedTuple):
     swaps: Mapping[int, float]
     hosts: Mapping[int, float]
 
+    def slowed(self, factor: float) -> Timed:
+        """The same with steps of a machine that is slower by this factor."""
+        return self._replace(steps={step: factor * seconds for step, seconds in self.steps.items()})
+
 
 def rows_of(timed: Timed, layers: int, block_bytes: int) -> Iterator[Measurement]:
     """The rows of a profile: ``layers`` of the model, ``block_bytes`` of a block as the simulator counts them."""
-    steps, heads = timed.steps, timed.heads
+    steps, heads = timed.steps, _heads(timed)
     most = max(heads)
     for rows, seconds in heads.items():
         yield Measurement("head", SOURCE, seconds, sequences=rows)
     for step, seconds in steps.items():
         batch = len(step.contexts)
-        if step.bare and (batch or step.chunk_tokens > most):
+        if step.bare and step.chunks == 1 and (batch or step.chunk_tokens > most):
             layer_s = max(seconds - heads[batch or 1], _LEAST_S) / layers
             yield Measurement("linear", SOURCE, layer_s, tokens=step.num_tokens)
         elif not step.bare:
@@ -45,6 +49,26 @@ def rows_of(timed: Timed, layers: int, block_bytes: int) -> Iterator[Measurement
         yield Measurement("swap", SOURCE, seconds, bytes=blocks * block_bytes, pieces=1)
     for batch, seconds in timed.hosts.items():
         yield Measurement("host", SOURCE, seconds, sequences=batch)
+
+
+def _heads(timed: Timed) -> Mapping[int, float]:
+    """Seconds of the head by rows: within steps, where one was timed that samples nothing, else alone.
+
+    Within steps it comes after all layers, with its weights out of the processor's caches, and what the last layer
+    computes of sampled rows alone is part of it.
+    """
+    steps = timed.steps
+    least = Step(chunk_tokens=LEAST_CHUNK, bare=True)
+    silent_s = steps.get(least._replace(silent=True))
+    if silent_s is None:
+        return timed.heads
+    one_s = max(steps[least] - silent_s, _LEAST_S)
+    more_s = {
+        len(step.contexts): seconds - steps[Step(chunk_tokens=len(step.contexts), bare=True)]
+        for step, seconds in steps.items()
+        if step.bare and step.contexts
+    }
+    return {rows: max(one_s + seconds, _LEAST_S) for rows, seconds in more_s.items()}
 
 
 def _attention(step: Step, seconds: float, steps: Mapping[Step, float], layers: int) -> Iterator[Measurement]:
@@ -64,12 +88,19 @@ def _attention(step: Step, seconds: float, steps: Mapping[Step, float], layers: 
     bare_s = next(
         other_s
         for other, other_s in steps.items()
-        if other.bare and (len(other.contexts), other.chunk_tokens) == (batch, step.chunk_tokens)
+        if other.bare
+        and not other.silent
+        and (len(other.contexts), other.chunk_tokens, other.chunks) == (batch, step.chunk_tokens, step.chunks)
     )
     attention_s = max(seconds - bare_s, _LEAST_S) / layers
     if not batch:
         yield Measurement(
-            "prefill", SOURCE, attention_s, chunks=1, chunk_tokens=step.chunk_tokens, chunk_context=step.chunk_context
+            "prefill",
+            SOURCE,
+            attention_s,
+            chunks=step.chunks,
+            chunk_tokens=step.chunk_tokens,
+            chunk_context=step.chunk_context,
         )
         return
     mean, longest = sum(step.contexts) // batch, max(step.contexts)

@@ -65,6 +65,11 @@ class StepTimer:
             runner.graphs = DecodeGraphs(model, cache, runner.tokens_RP, max_batch=max_num_seqs, max_columns=columns)
         return runner
 
+    @property
+    def has_graphs(self) -> bool:
+        """Whether steps that only decode run as CUDA graphs."""
+        return self.full.graphs is not None
+
     def seconds(self, step: Step) -> float:
         """Device time of one step, its tokens sampled and back on the host."""
         runner = self._bare if step.bare else self.full
@@ -89,11 +94,12 @@ class StepTimer:
         return perf_counter() - began
 
     def arrays(self, step: Step) -> StepArrays:
-        """A step as ``full``, the runner of the whole model, takes it: decode rows first, each in a row and in blocks
-        of its own, then the chunk."""
+        """A step as ``full``, the runner of the whole model, takes it: decode rows first, then the chunks, each in a
+        row and in blocks of its own."""
         size, batch, tokens = self._cache.block_size, len(step.contexts), step.chunk_tokens
+        chunks = step.chunks if tokens else 0
         contexts = np.array(step.contexts, np.int64)
-        ends = np.append(contexts, step.chunk_context + tokens)[: batch + (tokens > 0)]
+        ends = np.append(contexts, [step.chunk_context + tokens] * chunks)
         counts = -(-ends // size)
         firsts = np.cumsum(counts) - counts
         width = int(counts.max(initial=1))
@@ -101,10 +107,12 @@ class StepTimer:
         offsets = np.arange(width)
         tables = np.where(offsets < counts[:, None], firsts[:, None] + offsets, firsts[:, None]).astype(np.int32)
         in_chunk = np.arange(tokens) + step.chunk_context
-        rows = np.concatenate((np.arange(batch), np.full(tokens, batch)))
-        positions = np.concatenate((contexts - 1, in_chunk))
-        chunks, last = int(tokens > 0), batch + tokens - 1
-        emits = np.append(np.arange(batch), [last] * chunks).astype(np.int64)
+        rows = np.concatenate((np.arange(batch), np.repeat(np.arange(batch, batch + chunks), tokens)))
+        positions = np.concatenate((contexts - 1, np.tile(in_chunk, chunks)))
+        cu_chunks = np.arange(chunks + 1) * tokens
+        emits = np.append(np.arange(batch), batch + cu_chunks[1:] - 1).astype(np.int64)
+        if step.silent:
+            emits = _NO_INTS
         chunk_width = int(counts[-1]) if chunks else 1
         return StepArrays(
             rows_T=rows.astype(np.int64),
@@ -118,7 +126,7 @@ class StepTimer:
             new_ids_N=_NO_INTS,
             tables_BM=np.ascontiguousarray(tables[:batch, : int(counts[:batch].max(initial=1))]),
             contexts_B=contexts.astype(np.int32),
-            cu_C1=np.array([0, tokens][: 1 + chunks], np.int32),
+            cu_C1=cu_chunks.astype(np.int32),
             starts_C=np.full(chunks, step.chunk_context, np.int32),
             chunk_tables_CM=np.ascontiguousarray(tables[batch:, :chunk_width]),
             num_decodes=batch,

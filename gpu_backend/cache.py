@@ -27,6 +27,9 @@ class KvCache:
         size = (num_blocks, shape.layers, 2, shape.kv_heads, block_size, shape.head_dim)
         with allocating(f"{num_blocks:,} KV blocks of {block_size} tokens", num_blocks * self.block_bytes, device):
             self.blocks_NL2KSD = torch.empty(size, dtype=dtype, device=device)
+            if device.type == "cpu":
+                # Else the kernel gives the pages out as they are first written: 3 % of a prompt's step.
+                self.blocks_NL2KSD.zero_()
         taken = self.blocks_NL2KSD[0].nbytes
         if taken != self.block_bytes:
             raise ContractError(f"a block takes {taken} bytes, the catalog says {self.block_bytes}")

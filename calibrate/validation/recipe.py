@@ -4,10 +4,10 @@ measured runs.
     step = layers x (linear + attention) + head + host
 
 Operator times are those of a shipped cost file for the card, or of its sister (the same chip with slower memory: what
-reads memory takes longer by the ratio of the bandwidths), or the roofline's where no file has the model's layers. A card
-in ``SISTERS`` gets its sister's file scaled here even where one is shipped under its own name: those of the A100 40 GB
-are computed from the same tables by another rule, operator by operator (``calibrate.recipes``), and no figure predicted
-with a recipe is a test of them.
+reads memory takes longer by the ratio of the bandwidths), or the roofline's where no file has the model's layers. A
+card in ``SISTERS`` gets its sister's file scaled here even where one is shipped under its own name: those of the A100
+40 GB are computed from the same tables by another rule, operator by operator (``calibrate.recipes``), and no figure
+predicted with a recipe is a test of them.
 
 Fitted are ``base_s`` and ``per_seq_s`` of the host, and factors near 1 on what reading weights and KV, computing and
 all-reduces take; then, apart, the memory that is no KV pool (``reserve_bytes``).

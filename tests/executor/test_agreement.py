@@ -14,7 +14,7 @@ from calibrate.agreement_steps import EDGES
 from tests.perf import executor_bench
 
 LIMITED = {THROUGHPUT, "itl_s mean", "ttft_s mean"}
-SMALL = ("--model", "tiny", "--seqs", "4", "--requests", "8", "--rounds", "2", "--step-seconds", "1")
+SMALL = ("--model", "tiny", "--seqs", "4", "--requests", "8", "--rounds", "2")
 
 
 def summary(itl_s: float, ttft_s: float, rate: float, swaps: int = 0) -> dict[str, Any]:
