@@ -6,10 +6,9 @@ blocks of 4 tokens.
 
 from __future__ import annotations
 
-import pytest
-
-from policies.core.errors import ContractError
 from policies.core.kv import KvManager
+from policies.core.plan import Decode, Finish, StepPlan, StepResult
+from policies.core.request import Request
 from policies.systems.token_budget_async import AsyncTokenBudget
 from policies.systems.token_budget_priority import SchedulingPolicy
 from tests.decision_tables import check_script
@@ -153,8 +152,17 @@ def test_prefixes_can_be_hit_as_soon_as_they_are_planned() -> None:
     )
 
 
-def test_no_quiet_runs() -> None:
-    policy = ahead(4)
-    assert policy.horizon() == (0, True)
-    with pytest.raises(ContractError, match="plans every step"):
-        policy.skip(1)
+def test_a_quiet_run_lasts_until_a_row_is_complete_with_what_is_in_flight() -> None:
+    policy = ahead(8)
+    policy.on_arrival(Request(0, 0.0, 4, 6))
+    policy.schedule(0.0)
+    plan = policy.schedule(0.0)
+    assert isinstance(plan, StepPlan)
+    assert (plan.decode, list(plan.grants)) == (Decode.ALL, [(0, (2,))])
+    assert policy.horizon() == (4, True)  # this plan makes the second of six tokens
+    assert list(policy.skip(4)) == [(0, (3,))]
+    policy.on_step_end(StepResult(0, 0.0, 1.0))
+    assert policy.schedule(0.0).leaves == ()
+    policy.on_step_end(StepResult(1, 1.0, 6.0, steps=5, finished=(Finish(0, "stop", 6),)))
+    last = policy.schedule(0.0)
+    assert (last.leaves, policy.kv.num_free) == ((0,), 8)

@@ -47,6 +47,9 @@ class DecodeSet:
     In step k (``steps`` = k) a row has ``offset + k`` tokens, all but the last with KV. It needs a new block when its
     cached tokens fill its blocks, that is when k has a certain residue modulo the block size: rows are kept in one
     bucket a residue. ``grows`` is False when tables are reserved to the maximum and never need a block.
+
+    ``last_order`` is no less than the ``order`` of any row. The last ``lag`` computed tokens of each row were not known
+    when its last step was planned, so that a row that leaves enters no block with one of them in the prefix cache.
     """
 
     def __init__(self, kv: KvManager, *, grows: bool = True) -> None:
@@ -60,7 +63,8 @@ class DecodeSet:
         self._buckets: list[dict[RequestId, list[int]]] = [{} for _ in range(size)]
         self._hashed: dict[RequestId, Row] = {}
         self._granted = 0
-        self._last_order = -1
+        self.last_order = -1
+        self.lag = 0
         self._in_order = True
         self._max_offset = 0
         self._max_is_known = True
@@ -74,7 +78,7 @@ class DecodeSet:
         row.offset = offset = num_tokens - self.steps
         row.is_decoding = True
         if not rows:
-            self._last_order, self._in_order, self._max_offset, self._max_is_known = -1, True, offset, True
+            self.last_order, self._in_order, self._max_offset, self._max_is_known = -1, True, offset, True
         elif offset > self._max_offset:
             self._max_offset = offset
         rows[row.id] = row
@@ -85,10 +89,10 @@ class DecodeSet:
             residue = (1 - offset) % size
             self._buckets[residue][row.id] = table
             self.sizes[residue] += 1
-            if row.order < self._last_order:
+            if row.order < self.last_order:
                 self._in_order = False
             else:
-                self._last_order = row.order
+                self.last_order = row.order
             if row.content is not None:
                 self._hashed[row.id] = row
 
@@ -109,7 +113,7 @@ class DecodeSet:
             self.sizes[residue] -= 1
             if row.content is not None and self._hashed.pop(row.id, None) is not None:
                 # A block that the last step filled has no successor yet, so no grant has entered it.
-                self._kv.cache_blocks(row.id, row.content, row.num_computed_tokens)
+                self._kv.cache_blocks(row.id, row.content, row.num_computed_tokens - self.lag)
 
     def num_tokens(self, row: Row) -> int:
         """Tokens of a row, decoding or not."""

@@ -74,6 +74,10 @@ class TokenBudget033(PriorityTokenBudget):
         were."""
         if self._hashes_all and row.content is None:
             self.detach(row)
-            self.kv.close_private(row.id, row.num_computed_tokens // self.kv.block_size)
+            self.kv.close_private(row.id, self._num_hashed(row) // self.kv.block_size)
         else:
             super().remove(row)
+
+    def _num_hashed(self, row: Row) -> int:
+        """Tokens of a row that goes whose full blocks count as hashed."""
+        return row.num_computed_tokens

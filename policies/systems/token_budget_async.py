@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import NamedTuple
+from heapq import heappop, heappush
+from typing import Final
 
 from policies.core.errors import ContractError
 from policies.core.kv import KvManager
@@ -14,33 +15,15 @@ from policies.core.prefix import Content
 from policies.core.request import Request, RequestId, output_segment
 from policies.core.rows import Row
 from policies.systems.token_budget_033 import TokenBudget033
+from policies.systems.token_budget_flights import AsyncRow, Flight, Part
 from policies.systems.token_budget_priority import SchedulingPolicy
 
-
-@mypyc_attr(allow_interpreted_subclasses=True)
-class AsyncRow(Row):
-    """A request with ``placeholders``: tokens that plans in flight will make, and that later ones build on.
-
-    ``in_flight`` plans hold the row; ``epoch`` counts how often it was preempted, ``makes_tokens`` is False until a
-    plan has completed what is known of it, ``gone`` True after its end.
-    """
-
-    placeholders = 0
-    in_flight = 0
-    epoch = 0
-    makes_tokens = False
-    gone = False
-
-
-class Part(NamedTuple):
-    """What one plan computes of a row, planned in its ``epoch``."""
-
-    row: AsyncRow
-    start: int
-    num_tokens: int
-    emits: bool
-    is_decode: bool
-    epoch: int
+_ALL: Final = Decode.ALL
+_NONE: Final = Decode.NONE
+_NEVER: Final = 1 << 40
+_ID_BITS: Final = 32
+_ID_MASK: Final = (1 << 32) - 1
+_new_tuple: Final = tuple.__new__
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -53,7 +36,9 @@ class AsyncTokenBudget(TokenBudget033):
     its blocks are free at once. With nothing to plan while a step is in flight the plan is empty. Full blocks of
     known tokens may be hit as soon as they are planned, those that hold tokens in flight once these have come.
 
-    Every row is looked at in every step: O(rows), and no quiet runs.
+    A row decodes in lockstep from the plan after the one that gave it a token on, its counts those of what is planned.
+    The running rows beside (``partial``) are in the middle of their prompt, or just done with it, or left out: they,
+    and all of them where rows must give way, are planned one by one.
     """
 
     max_in_flight = 2
@@ -85,91 +70,203 @@ class AsyncTokenBudget(TokenBudget033):
             faithful=faithful,
         )
         self._batch: dict[RequestId, Part] = {}
-        self._flying: deque[Sequence[Part]] = deque()
-        self._plans = 0
+        self._flying: deque[Flight] = deque()
+        self._last_steps: list[int] = []
+        self._num_leaving = 0
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
     def new_row(self, request: Request) -> Row:
-        """State of a new request; with the prefix cache all content is hashed."""
+        """State of a new request; its content is hashed only if it says what it shares."""
         row = AsyncRow(request)
-        if self.kv.prefix_cache is not None:
-            segments = request.segments or ((f"in:{request.id}", request.prompt_tokens),)
-            row.content = Content(segments, output_segment(request.id), self.kv.block_size)
+        if request.segments and self.kv.prefix_cache is not None:
+            row.content = Content(request.segments, output_segment(request.id), self.kv.block_size)
         return row
 
     def on_abort(self, request_id: RequestId) -> int:
         """Forget a request, wherever it is; what is in flight of it is dropped."""
-        for row in (*self.running.values(), *self.waiting):
-            if row.id == request_id:
-                self._end(_own(row))
-                return row.num_tokens - row.prompt_tokens
-        raise ContractError(f"abort of request {request_id}, which this policy does not hold")
+        row = self.running.get(request_id)
+        if row is None:
+            row = next((row for row in self.waiting if row.id == request_id), None)
+            if row is None:
+                raise ContractError(f"abort of request {request_id}, which this policy does not hold")
+        self._end(_own(row))
+        return row.num_tokens - row.prompt_tokens
 
     def _end(self, row: AsyncRow) -> None:
         row.gone = True
+        if row.is_decoding:
+            self._step_out(row)
         if row.id in self.running:
             self.remove(row)
         else:
             self.waiting.remove(row)
             if row.in_flight:
-                self._leaves.append(row.id)
+                self._leave(row)
+
+    def _leave(self, row: AsyncRow) -> None:
+        """A preempted row leaves the batch."""
+        self._leaves.append(row.id)
+        self._num_leaving -= 1
+
+    def _num_hashed(self, row: Row) -> int:
+        return _own(row).num_hashable
+
+    # -- lockstep ----------------------------------------------------------------------------------------------------
+
+    def _step_in(self, row: AsyncRow) -> None:
+        """Let a row that the last plan gave a token decode in lockstep, unless it is complete with that token."""
+        num_tokens = row.num_computed_tokens + 1
+        decode, limit = self.decode, min(row.prompt_tokens + row.request.max_tokens, self.max_model_len)
+        if num_tokens >= limit:
+            return
+        row.num_tokens = num_tokens
+        del self.partial[row.id]
+        decode.join(row)
+        row.since = self._step
+        row.last_step = last_step = decode.steps + limit - num_tokens
+        heappush(self._last_steps, last_step << _ID_BITS | row.id)
+
+    def _step_out(self, row: AsyncRow) -> None:
+        """Count a row by itself, with its tokens in flight."""
+        decode = self.decode
+        decode.leave(row)
+        row.num_hashable = max(row.num_hashable, row.num_computed_tokens - decode.lag)
+        for flight in self._flying:
+            if flight.number >= row.since:
+                flight.parts.append(Part(row, row.num_computed_tokens - 1, 1, True, True, row.epoch))
+                row.in_flight += flight.steps
+                row.placeholders += flight.steps
+        row.num_tokens -= row.placeholders
+        self.partial[row.id] = row
+
+    def _steps_to_last(self) -> int:
+        """Steps until a row of the lockstep is complete with what is in flight; none if it is already."""
+        heap, decode = self._last_steps, self.decode
+        while heap:
+            last_step, request_id = heap[0] >> _ID_BITS, heap[0] & _ID_MASK
+            row = decode.rows.get(request_id)
+            if row is not None and _own(row).last_step == last_step:
+                return last_step - decode.steps
+            heappop(heap)
+        return _NEVER
+
+    def _step_in_and_out(self) -> None:
+        """Who decodes in lockstep from this plan on."""
+        while not self._steps_to_last():
+            self._step_out(_own(self.decode.rows[heappop(self._last_steps) & _ID_MASK]))
+        for part in self._batch.values():
+            if part.emits and not part.row.gone and part.epoch == part.row.epoch:
+                self._step_in(part.row)
+        if self._batch:
+            self._batch = {}
+        self.decode.lag = 1 if self._flying else 0
 
     # -- plans -------------------------------------------------------------------------------------------------------
 
     def schedule(self, now_s: float) -> StepPlan | Idle:
         """Running requests first, then, if nothing was preempted, waiting ones."""
-        is_alone = len(self.waiting) + len(self.running) == 1
-        self.chunk_limit = self._threshold if self._threshold and not is_alone else self.max_model_len
-        self._batch, self._joins, self._preempted, self._rejected = {}, [], [], []
+        self._step_in_and_out()
+        if not self.waiting and not self.partial and self._is_easy():
+            self._plan_preempted = False
+            plan = self.quiet_plan()
+            self._take_off([], computes=True)
+            return plan
+        if self._threshold:
+            is_alone = len(self.waiting) + len(self.running) == 1
+            self.chunk_limit = self.max_model_len if is_alone else self._threshold
+        self._joins, self._preempted, self._rejected = [], [], []
         self._budget = self.max_num_batched_tokens
-        self._walk_running()
+        self._schedule_running()
         if self.waiting and not self._preempted:
             self._admit()
-        if not self._batch and not self._preempted and not any(self._flying):
+        self._plan_preempted = bool(self._preempted)
+        computes = bool(self._batch or self.decode.rows)
+        if not computes and not self._preempted and not any(flight.computes for flight in self._flying):
             return self.idle("no_requests", rejected=self._rejected)
         return self._make()
 
     def _make(self) -> StepPlan:
-        parts = tuple(self._batch.values())
-        self._flying.append(parts)
+        num_seqs, sum_context, max_context = self.decode.totals()
+        num_tokens, parts, chunks = num_seqs, list(self._batch.values()), []
+        mode: Decode | tuple[RequestId, ...] = self._decoding()
         for part in parts:
-            part.row.in_flight += 1
-        decodes = [part for part in parts if part.is_decode]
-        chunks = tuple(Chunk(part.row.id, *part[1:4]) for part in parts if not part.is_decode)
-        leaves = tuple(self._leaves)
+            row, start, count, emits, is_decode, _ = part
+            row.in_flight += 1
+            num_tokens += count
+            if is_decode:
+                num_seqs, sum_context, max_context = num_seqs + 1, sum_context + start, max(max_context, start)
+            else:
+                chunks.append(_new_tuple(Chunk, (row.id, start, count, emits)))
+        plan = _new_tuple(StepPlan, (
+            self._step, num_seqs, num_tokens, sum_context, max_context, mode, tuple(chunks),
+            tuple(self._joins), tuple(self._grants), tuple(self._leaves), tuple(self._preempted),
+            tuple(self._rejected), (), (), self._limit() if self.waiting else "arrivals", 0, (),
+        ))  # fmt: skip
         self._leaves.clear()
-        self._plans += 1
-        return StepPlan(
-            self._plans - 1,
-            len(decodes),
-            sum(part.num_tokens for part in parts),
-            sum(part.start for part in decodes),
-            max([part.start for part in decodes], default=0),
-            tuple(part.row.id for part in decodes) if decodes else Decode.NONE,
-            chunks,
-            tuple(self._joins),
-            tuple(self._grants),
-            leaves,
-            tuple(self._preempted),
-            tuple(self._rejected),
-            limited_by=self._limit() if self.waiting else "arrivals",
-        )
+        self._take_off(parts, computes=num_tokens > 0)
+        return plan
+
+    def _decoding(self) -> Decode | tuple[RequestId, ...]:
+        """All that decode, by name if that is not everybody of the batch who could."""
+        apart = [part.row.id for part in self._batch.values() if part.is_decode]
+        is_all = not apart and not self._num_leaving
+        if is_all and self.partial:
+            is_all = not any(_own(row).makes_tokens and key not in self._batch for key, row in self.partial.items())
+        decoding = (*self.decode.rows, *apart)
+        if not decoding:
+            return _NONE
+        return _ALL if is_all else decoding
+
+    def _take_off(self, parts: list[Part], *, computes: bool) -> None:
+        """The plan just made is in flight, and what it computes counts as computed."""
+        self._flying.append(Flight(self._step, parts, computes=computes))
+        self._step += 1
+        self.decode.advance(1)
 
     def skip(self, steps: int) -> Sequence[Grant]:
-        """No plan of this engine starts a quiet run."""
-        raise ContractError("asynchronous scheduling plans every step")
+        """Blocks of further steps of a quiet run, which are in flight from now on."""
+        grants = self.decode.skip(steps)
+        self._flying[-1].steps += steps
+        self._step += steps
+        self.decode.advance(steps)
+        return grants
 
     def horizon(self) -> Horizon:
-        """The next step needs a plan."""
-        return Horizon(0, True)
+        """As of any token budget, until a row is complete with what is in flight."""
+        if self.partial:
+            return Horizon(0, True)
+        steps, arrivals_matter = super().horizon()
+        return _new_tuple(Horizon, (min(steps, self._steps_to_last()), arrivals_matter))
 
     # -- running requests --------------------------------------------------------------------------------------------
 
-    def _walk_running(self) -> None:
-        self._grants = []
+    def _schedule_running(self) -> None:
+        """The lockstep at once, then at most one row behind it, where the walk could not decide otherwise."""
+        others = [_own(row) for row in self.partial.values() if self._count(_own(row)) > 0]
         self._scheduled = {}
-        for row in map(_own, list(self.running.values())):
+        num_decoding = len(self.decode.rows)
+        if (not num_decoding or self._is_easy()) and (not others or self._fits_behind(others)):
+            self._grants = self.decode.grant()
+            self._budget -= num_decoding
+        else:
+            self._grants = []
+            for decoding in list(self.decode.rows.values()):
+                self._step_out(_own(decoding))
+            others = [_own(row) for row in self.running.values()]
+        self._walk(others)
+
+    def _fits_behind(self, rows: Sequence[AsyncRow]) -> bool:
+        """True for one row, last in the running list, that gets its blocks beside the lockstep."""
+        row, decode = rows[0], self.decode
+        if len(rows) > 1 or (decode.rows and row.order < decode.last_order):
+            return False
+        count = min(self._count(row), self._budget - len(decode.rows))
+        return decode.num_needed + self._blocks_short(row, count) <= self.kv.pool.num_free
+
+    def _walk(self, rows: Sequence[AsyncRow]) -> None:
+        """vLLM's walk, row by row."""
+        for row in rows:
             if row.id not in self.running:
                 continue
             count = self._count(row)
@@ -199,11 +296,16 @@ class AsyncTokenBudget(TokenBudget033):
         self._budget -= count
         emits = end == row.num_tokens + row.placeholders
         self._batch[row.id] = Part(row, start, count, emits, row.makes_tokens, row.epoch)
-        if row.content is not None:
-            self.kv.cache_blocks(row.id, row.content, min(end, row.num_tokens))
+        self._let_hit(row, min(end, row.num_tokens))
         if emits:
             row.placeholders += 1
             row.makes_tokens = True
+
+    def _let_hit(self, row: AsyncRow, num_tokens: int) -> None:
+        """Full blocks of a row's first tokens may be hit from now on."""
+        row.num_hashable = num_tokens
+        if row.content is not None:
+            self.kv.cache_blocks(row.id, row.content, num_tokens)
 
     def _take_back(self, row: Row) -> None:
         super()._take_back(row)
@@ -212,15 +314,22 @@ class AsyncTokenBudget(TokenBudget033):
     def _preempt(self, row: Row) -> None:
         """Free everything and wait; the tokens in flight still come."""
         row = _own(row)
-        del self.running[row.id]
+        if row.content is None and self.kv.prefix_cache is not None:
+            self._hash(row, row.num_hashable)
+        del self.running[row.id], self.partial[row.id]
         self.kv.close(row.id)
         row.num_computed_tokens = row.placeholders = 0
         row.makes_tokens = False
         row.epoch += 1
+        self._num_leaving += 1
         if not row.in_flight:
-            self._leaves.append(row.id)
+            self._leave(row)
         self.waiting.appendleft(row)
         self._preempted.append((row.id, "recompute"))
+
+    def _outgrown(self, row: Row) -> None:
+        super()._outgrown(row)
+        _own(row).gone = not self.faithful
 
     # -- waiting requests --------------------------------------------------------------------------------------------
 
@@ -229,6 +338,8 @@ class AsyncTokenBudget(TokenBudget033):
         waiting, size = self.waiting, self.kv.block_size
         skipped: list[Row] = []
         self._head_exceeds = False
+        if not self._flying:
+            self.decode.cache_filling()
         while waiting and self._budget > 0 and len(self.running) < self.max_num_seqs:
             row = _own(waiting[0])
             if row.in_flight:
@@ -248,6 +359,7 @@ class AsyncTokenBudget(TokenBudget033):
                 continue
             waiting.popleft()
             self.enter(row)
+            self.partial[row.id] = row
             self._joins.append((row.id, self.kv.open(row.id, num_blocks, hits)))
             row.num_computed_tokens = start
             self._book(row, count)
@@ -256,40 +368,57 @@ class AsyncTokenBudget(TokenBudget033):
     # -- results -----------------------------------------------------------------------------------------------------
 
     def on_step_end(self, result: StepResult) -> None:
-        """The tokens of the oldest plan in flight come; what ends, running or waiting, is freed."""
-        ended = {finish.id for finish in result.finished}
-        for part in self._flying.popleft():
-            row = part.row
-            row.in_flight -= 1
-            if row.gone:
-                continue
-            if part.emits:
-                self._deliver(row, is_stale=part.epoch != row.epoch)
-            if row.id in ended:
+        """The tokens of the oldest plan in flight come; what ends, running or waiting, is freed in batch order."""
+        steps, finished = result[3], result[4]
+        flight = self._flying[0]
+        flight.steps -= steps
+        if not flight.steps:
+            self._flying.popleft()
+        for part in flight.parts:
+            self._deliver(part)
+        if finished:
+            apart = {part.row.id: part.row for part in flight.parts}
+            rows = [apart.get(finish[0]) or _own(self.running[finish[0]]) for finish in finished]
+            for row in sorted(rows, key=lambda row: row.order):
                 self._end(row)
-            if part.epoch != row.epoch and not row.in_flight:
-                self._leaves.append(row.id)
 
-    def _deliver(self, row: AsyncRow, *, is_stale: bool) -> None:
-        row.num_tokens += 1
-        if not is_stale:
-            row.placeholders -= 1
-            if row.content is not None:
-                self.kv.cache_blocks(row.id, row.content, row.num_computed_tokens - row.placeholders)
+    def _deliver(self, part: Part) -> None:
+        row = part.row
+        row.in_flight -= 1
+        if row.gone:
+            return
+        is_stale = part.epoch != row.epoch
+        if part.emits:
+            row.num_tokens += 1
+            if not is_stale:
+                row.placeholders -= 1
+                if not row.is_decoding:
+                    self._let_hit(row, row.num_computed_tokens - row.placeholders)
+        if is_stale and not row.in_flight:
+            self._leave(row)
 
     # -- views -------------------------------------------------------------------------------------------------------
 
     def load(self) -> Load:
-        """As of any policy; ``residues`` is empty, since each plan gives its blocks by itself."""
-        kv, rows = self.kv, self.running.values()
-        return Load(
-            len(self.waiting), len(rows), 0, kv.pool.num_free, sum(row.num_computed_tokens for row in rows), 0, (),
-            sum(part.is_decode for part in self._batch.values()), kv.cpu_pool.num_free,
-        )  # fmt: skip
+        """As of any policy, of the plan just made: what it decodes counts as planned, not as stored."""
+        decode, kv = self.decode, self.kv
+        num_decoding = len(decode.rows)
+        stored = decode.sum_context - num_decoding
+        if self.partial:
+            stored += sum([row.num_computed_tokens for row in self.partial.values()])
+        apart = sum([part.is_decode for part in self._batch.values()]) if self._batch else 0
+        return _new_tuple(Load, (
+            len(self.waiting), len(self.running), 0, kv.pool.num_free, stored,
+            (decode.steps - 1) % decode.block_size, tuple(decode.sizes), num_decoding + apart, kv.cpu_pool.num_free,
+        ))  # fmt: skip
 
     def batch_order(self) -> list[BatchRow]:
-        """Rows of the last plan, running ones first."""
-        return [BatchRow(part.row.id, part.num_tokens, part.start, part.emits) for part in self._batch.values()]
+        """Rows of the last plan in running order, those that it admitted last."""
+        decode = self.decode
+        order = {row.order: BatchRow(row.id, 1, decode.num_tokens(row) - 2, True) for row in decode.rows.values()}
+        for row, start, num_tokens, emits, _, _ in self._batch.values():
+            order[row.order] = BatchRow(row.id, num_tokens, start, emits)
+        return [order[place] for place in sorted(order)]
 
 
 def _own(row: Row) -> AsyncRow:

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
+from typing import Final
 
-from policies.core.plan import Finish, StepPlan, StepResult
-from sim.world.replica import Replica
+from policies.core.engine import Engine
+from policies.core.plan import NO_EMITTED, Finish, Idle, QuietRun, StepPlan, StepResult
+from sim.world.clock import Clock
+from sim.world.replica import Replica, StepCosts, SwapLink
+
+_new_tuple: Final = tuple.__new__
 
 
 class AheadReplica(Replica):
@@ -14,64 +19,192 @@ class AheadReplica(Replica):
 
     The loop of such an engine: plan; if as many plans as it makes ahead are in flight, or there is nothing to plan,
     wait for the result of the oldest one. Steps run on the device one after the other without a gap, so what comes in
-    while one runs is seen by the plan made at its end, and computed a step later than without planning ahead. Each
-    step is planned, so there are no quiet runs.
+    while one runs is seen by the plan made at its end, and computed a step later than without planning ahead.
+
+    A quiet plan is carried on within its horizon while nothing comes in and nobody ends. Once nothing else is in
+    flight, its steps are jumped over as those of any replica; what is in flight when a jump ends has begun by then.
     """
+
+    def __init__(
+        self,
+        clock: Clock,
+        engine: Engine,
+        costs: StepCosts,
+        on_end: Callable[[Sequence[Finish], float], None],
+        *,
+        link: SwapLink,
+        skip_ahead: bool = True,
+    ) -> None:
+        super().__init__(clock, engine, costs, on_end, link=link, skip_ahead=skip_ahead)
+        # The plan of each step in flight, without the one that runs; steps that the last one may be carried on, and if
+        # it still may.
+        self._later: deque[StepPlan] = deque()
+        self._left = 0
+        self._carries = False
+        self._arrivals_matter_later = True
+        # Of the step that runs, beside what any replica knows of it: its plan and number, and of its quiet run, the
+        # contexts at the anchor and where it ends.
+        self._plan: StepPlan | None = None
+        self._step = 0
+        self._context = self._max_context = self._knot = 0
 
     def _live(self) -> Generator[None, None, None]:
         """Plan, wait for the oldest plan's end, book it, and so on; yields as ``Replica`` does."""
-        clock, engine, calendar, counts = self._clock, self._engine, self._calendar, self.counts
-        depth = engine.policy.max_in_flight
-        in_flight: deque[StepPlan] = deque()
+        clock = self._clock
         while True:
-            now_s = self.last_boundary_s
-            plan = engine.plan(now_s)
-            if plan.rejected:
-                self._reject(plan.rejected, now_s)
-            if isinstance(plan, StepPlan):
-                counts.plans += 1
-                calendar.apply(plan)
-                in_flight.append(plan)
-                if len(in_flight) < depth:
-                    continue
-            elif not in_flight:
-                self._wake(plan.wake_at_s)
+            start_s = self.last_boundary_s
+            plan = self._next(start_s)
+            if plan is None:
+                self._run = None
                 yield
                 continue
-            oldest = in_flight.popleft()
-            # The device has just ended the step before, or had nothing to do.
-            end_s = now_s + self._duration_s(oldest, now_s)
+            end_s = self._begin(plan, start_s)
+            first = self._first
             if clock.advance(end_s):
-                if not self._book_oldest(oldest, in_flight, now_s, end_s) or clock.is_last_of_now():
+                answered = self._book(plan, self._run, self._step, first, self._target, end_s)
+                self._go_on(first + self._target)
+                if not answered or clock.is_last_of_now():
                     continue
             else:
-                self._run, self._target = None, 1
                 self._is_running, self.end_s = True, end_s
                 if not clock.wait(self):
                     self._queue_end()
                     yield
                     self._end_event = None
-                self._book_oldest(oldest, in_flight, now_s, end_s)
-                self._is_running = False
+                self._go_on(self._book_waited(plan, self._run, self._step))
                 if self._stopping:
                     break
                 if clock.is_last_of_now():
-                    self._take_in(end_s)
+                    self._take_in(clock.now)
                     continue
             self._plan_soon()
             yield
         self._take_in(clock.now)
         clock.end()
 
-    def _book_oldest(
-        self, plan: StepPlan, later: Sequence[StepPlan], start_s: float, end_s: float
+    # -- plans -------------------------------------------------------------------------------------------------------
+
+    def _next(self, now_s: float) -> StepPlan | None:
+        """The oldest plan, with as many behind it as this engine makes ahead or finds to make; None if there is none.
+        The device has just ended the step before, or had nothing to do."""
+        later, depth = self._later, self._engine.policy.max_in_flight
+        while len(later) < depth:
+            if self._left and self._carries:
+                self._left -= 1
+                self._engine.carry_on(now_s)
+                later.append(later[-1])
+            elif not self._make(now_s):
+                break
+        return later.popleft() if later else None
+
+    def _make(self, now_s: float) -> bool:
+        """Put one more plan in flight; False if there is nothing to plan."""
+        plan = self._engine.plan(now_s)
+        if plan.rejected:
+            self._reject(plan.rejected, now_s)
+        self._left = 0
+        if isinstance(plan, Idle):
+            if not self._later:
+                self._wake(plan.wake_at_s)
+            return False
+        self.counts.plans += 1
+        self._calendar.apply(plan)
+        self._later.append(plan)
+        if plan.is_quiet:
+            self.counts.quiet_plans += 1
+            if self._skip_ahead:
+                self._left, self._arrivals_matter_later = self._engine.policy.horizon()
+                self._carries = True
+        return True
+
+    def _begin(self, plan: StepPlan, start_s: float) -> float:
+        """The next step or jump begins; returns its end."""
+        is_new = plan is not self._plan
+        if is_new:
+            self._plan, self._step = plan, plan.step
+        self._target = 1
+        self._arrivals_matter = True
+        if not plan.is_quiet:
+            self._run = None
+            return start_s + self._duration_s(plan, start_s)
+        run, num_seqs = self._run, plan.num_seqs
+        if run is None or (is_new and plan.changes_batch):
+            run, self._context, self._max_context = None, plan.sum_context, plan.max_context
+        elif self._first >= self._knot:
+            run, first = None, self._first
+            self._context, self._max_context = self._context + first * num_seqs, self._max_context + first
+        if run is None:
+            base_s, slope_s, self._knot = self._costs.decode_curve(
+                num_seqs, plan.num_tokens, self._context, self._max_context
+            )
+            self._run = run = _new_tuple(QuietRun, (start_s, base_s, slope_s, self._context, num_seqs))
+            self._first = 0
+        if self._left and self._later and self._later[-1] is plan:
+            self._target = min(self._left + 1, self._calendar.steps_to_stop(), self._knot - self._first)
+            self._arrivals_matter = self._arrivals_matter_later
+        return run.end_s(self._first + self._target)
+
+    # -- boundaries --------------------------------------------------------------------------------------------------
+
+    def _book(
+        self, plan: StepPlan, run: QuietRun | None, step: int, first: int, steps: int, end_s: float
     ) -> Sequence[Finish]:
-        """Book the oldest plan in flight; returns the requests whose clients were told that they ended."""
-        finished = self._calendar.complete(plan, 1, later)
-        # What a later plan took out of the batch loses its token of this step, if it still lives.
-        lost = {request_id: 0 for other in later for request_id in other.leaves}
+        """Book steps of the oldest plan in flight, as any replica does; what a later plan took out of the batch loses
+        its token of this step, if it still lives."""
+        engine, later = self._engine, self._later
+        if run is not None:
+            self.counts.quiet_steps += steps
+            if steps > 1:
+                begun = min(steps, engine.policy.max_in_flight) - 1
+                if steps - 1 > begun:
+                    engine.skip(steps - 1 - begun)
+                for number in range(steps - begun, steps):
+                    engine.carry_on(run.end_s(first + number))
+        finished = self._calendar.complete(plan, steps, later)
+        lost = {request_id: 0 for other in later if other is not plan for request_id in other.leaves}
+        result = _new_tuple(StepResult, (
+            step, self.last_boundary_s, end_s, steps, finished, run, first, None, lost or NO_EMITTED, (), 0
+        ))  # fmt: skip
         self.last_boundary_s = end_s
-        ended = self._engine.complete(StepResult(plan.step, start_s, end_s, finished=finished, emitted=lost))
+        ended = engine.complete(result)
+        if finished:
+            self._carries = False
         if ended:
             self._on_end(ended, end_s)
         return ended
+
+    def _book_waited(self, plan: StepPlan, run: QuietRun | None, step: int) -> int:
+        """As of any replica, but the steps in flight when a request came were planned without it, and are booked one by
+        one."""
+        first, end = self._first, self._first + self._target
+        planned_before = 0
+        while run is not None and first + 1 < end:
+            steps = end - first
+            if planned_before:
+                steps, planned_before = 1, planned_before - 1
+            elif self._arrivals:
+                steps = run.steps_until(self._arrivals[0][0].arrival_s, first + 1, end) - first
+            if first + steps == end:
+                break
+            now_s = run.end_s(first + steps)
+            self._book(plan, run, step, first, steps, now_s)
+            step, first = step + steps, first + steps
+            while self._arrivals and self._arrivals[0][0].arrival_s <= now_s:
+                self._take_first(now_s)
+                planned_before = self._engine.policy.max_in_flight - 1
+            self._engine.carry_on(now_s)
+        self._book(plan, run, step, first, end - first, self._clock.now)
+        self._is_running = False
+        return end
+
+    def _go_on(self, first: int) -> None:
+        """The next step is number ``first`` of the run."""
+        steps = first - self._first
+        self._first = first
+        self._step += steps
+        self._left -= steps - 1
+
+    def _take_in(self, now_s: float) -> None:
+        if self._arrivals or self._aborts or self._transfers_done:
+            self._carries = False
+        super()._take_in(now_s)

@@ -109,8 +109,11 @@ class Recorder:
             elif kind == _STEP:
                 self._step(note[1], note[2])
                 self._is_begun = False
-                if self._begun_later:
-                    self._open(self._begun_later.popleft(), note[2].end_s)
+                later = self._begun_later
+                if later:
+                    while len(later) >= self._policy.max_in_flight:
+                        later.popleft()  # one of the steps that this result books at once
+                    self._open(later.popleft(), note[2].end_s)
             elif kind == _FINISH:
                 self._finish(note[1], note[2])
             else:
