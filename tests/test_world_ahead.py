@@ -9,17 +9,14 @@ import pytest
 from sim.api import prepare, run_setup
 from sim.config import load_config
 from tests.token_watch import recorded_gaps, recorded_token_times
-from tests.variants import Size, Variant
+from tests.variants import AHEAD, Size, Variant
 from tests.world_cases import KINDS, random_case
 from tests.worlds import SHIPPED, Case, KnottyCosts, Run, p8, run_case, workload_of
 from traces.workload.rows import TraceRow
 from traces.workload.source import build_source
 
-ASYNC = Variant("async", "vllm-0.33-async", "chunks", {"enable_prefix_caching": False})
 SYNC = Variant("sync", "vllm-0.33", "chunks", {"enable_prefix_caching": False})
-PREFIX = Variant("async-prefix", "vllm-0.33-async", "chunks")
-OVERLAP = Variant("overlap", "sglang-0.4.9-overlap", "chunks")
-AHEAD = {variant.name: variant for variant in (ASYNC, PREFIX, OVERLAP)}
+ASYNC = AHEAD["async"]
 
 
 class Seconds(KnottyCosts):

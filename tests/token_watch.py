@@ -25,20 +25,22 @@ class TokenWatch:
         self.free_blocks: list[int] = []
         self.check_memory = False
         self._decoding: dict[RequestId, None] = {}
+        self._runs: StepPlan | None = None
         self._ended: set[RequestId] = set()
 
     def on_arrival(self, request: Request, now_s: float) -> None:
         """Nothing yet."""
 
     def on_begin(self, plan: StepPlan, now_s: float, *, fresh: bool) -> None:
-        """Follow the deltas."""
+        """Look at the memory."""
         assert self.policy is not None
         assert fresh or self.policy.num_scheduler_steps > 1, "a stepped run plans every step"
         self.free_blocks.append(self.policy.load().free_blocks)
         if self.check_memory:
             self.policy.kv.check()
-        if not fresh:
-            return
+
+    def _follow(self, plan: StepPlan) -> None:
+        """The deltas of a plan, when its step runs: that of an engine which plans ahead begins long before."""
         prompts = {chunk.id for chunk in plan.chunks}
         for request_id in plan.leaves:
             self._decoding.pop(request_id, None)
@@ -49,14 +51,19 @@ class TokenWatch:
     def on_step(self, plan: StepPlan, result: StepResult) -> None:
         """One token for each row that decodes and each prompt that is complete."""
         assert result.steps == 1
+        if plan is not self._runs:
+            self._runs = plan
+            self._follow(plan)
         mode = plan.decode
         decodes = list(self._decoding) if mode is Decode.ALL else [] if mode is Decode.NONE else list(mode)
-        emits = [key for key in decodes if key not in self._ended]
+        emits = [key for key in decodes if result.emitted.get(key, 1)]
         for chunk in plan.chunks:
             if chunk.emits:
-                emits.append(chunk.id)
                 self._decoding[chunk.id] = None
+                emits += [chunk.id] if result.emitted.get(chunk.id, 1) else []
         for request_id in emits:
+            if request_id in self._ended:
+                continue
             self.token_times[request_id].append(result.end_s)
         self._ended.update(finish.id for finish in result.finished)
 
@@ -102,8 +109,9 @@ def recorded_free_blocks(kept: Kept) -> list[int]:
     return [int(count) for count in free]
 
 
-def check_against(kept: Kept, watch: TokenWatch, *, at_batch_end: bool) -> None:
-    """The record says of every token, gap and block what the observer saw."""
+def check_against(kept: Kept, watch: TokenWatch, *, at_batch_end: bool, num_in_flight: int = 0) -> None:
+    """The record says of every token, gap and block what the observer saw. ``num_in_flight`` steps at most had begun
+    when the run was stopped."""
     recorded = recorded_token_times(kept)
     for request_id, times in recorded.items():
         assert times == watch.token_times.get(request_id, []), f"tokens of request {request_id}"
@@ -114,4 +122,6 @@ def check_against(kept: Kept, watch: TokenWatch, *, at_batch_end: bool) -> None:
             assert row.first_token_s == recorded[row.id][0], "TTFT is that of the first token"
     if not at_batch_end:
         assert recorded_gaps(kept) == gaps_of(watch.token_times)
-    assert recorded_free_blocks(kept) == watch.free_blocks
+    free_blocks = recorded_free_blocks(kept)
+    assert free_blocks == watch.free_blocks[: len(free_blocks)]
+    assert len(watch.free_blocks) - len(free_blocks) in range(num_in_flight + 1), "steps in flight when the run ended"

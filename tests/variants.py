@@ -179,4 +179,21 @@ def _literature() -> list[Variant]:
     return found
 
 
+def _ahead() -> list[Variant]:
+    """Engines that plan a step before they know the tokens of the last one."""
+    modes: dict[str, Mapping[str, object]] = {
+        "async": {"enable_prefix_caching": False},
+        "async-prefix": {"enable_prefix_caching": True},
+        "async-whole": {"enable_prefix_caching": True, "enable_chunked_prefill": False, "watermark": 0.05},
+        "async-no-gate": {
+            "enable_prefix_caching": False,
+            "scheduler_reserve_full_isl": False,
+            "long_prefill_token_threshold": 7,
+        },
+    }
+    found = [Variant(name, "vllm-0.33-async", "chunks", options) for name, options in modes.items()]
+    return [*found, Variant("overlap", "sglang-0.4.9-overlap", "chunks")]
+
+
 VARIANTS: Mapping[str, Variant] = {variant.name: variant for variant in _variants()}
+AHEAD: Mapping[str, Variant] = {variant.name: variant for variant in _ahead()}

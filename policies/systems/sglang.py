@@ -288,7 +288,9 @@ class SgLang(SgLangBase):
 
     def horizon(self) -> Horizon:
         """Slots only shrink in a quiet run; while the latch is set nobody looks at the queue."""
-        if not self._decodes or self._chunks or self.max_in_flight > 1 or (self.waiting and not self.is_full):
+        if not self._decodes or self._chunks or (self.waiting and not self.is_full):
+            return Horizon(0, True)
+        if any(flight.gives_back for flight in self._flights):
             return Horizon(0, True)
         return Horizon(self.kv.num_free // len(self.running.decode.rows), not self.is_full)
 
@@ -305,6 +307,10 @@ class SgLang(SgLangBase):
             left -= now
         self._lower_ratio(steps)
         self._step += steps
-        if not self._flights:  # one more step of a quiet run whose last one is booked
-            self._flights.append(Flight((), decodes=True))
+        if self._flights:
+            decode.advance(steps)
+            self._flights[-1].steps += steps
+        else:  # further steps of a quiet run whose last one is booked
+            decode.advance(steps - 1)
+            self._flights.append(Flight((), decodes=True, steps=steps))
         return decode.share_out(slots)

@@ -132,9 +132,13 @@ class SgLangBase(Policy):
 
     def on_step_end(self, result: StepResult) -> None:
         """Tokens of the oldest step in flight: prefilled rows enter the cache, ended ones go, in batch order."""
-        flight = self._flights.popleft()
-        if flight.decodes and not flight.is_booked:
-            self.running.decode.advance(result.steps)
+        flight = self._flights[0]
+        slots, flight.slots = flight.slots, []  # those that end now give theirs to the steps that are left
+        flight.steps -= result.steps
+        if not flight.steps:
+            self._flights.popleft()
+            if flight.decodes and not flight.is_booked:
+                self.running.decode.advance(1)
         ended = {finish.id for finish in result.finished} if result.finished else ()
         if flight.chunks:
             self._book_chunks(flight, ended)
@@ -142,8 +146,8 @@ class SgLangBase(Policy):
             rows = [self._started[key] for key in ended if key in self._started and key not in flight.dropped]
             for row in sorted(rows, key=lambda row: flight.places.get(row.id, row.order)):
                 self._end(row)
-        if flight.slots:
-            self.kv.release(flight.slots)
+        if slots:
+            self.kv.release(slots)
 
     def _book_chunks(self, flight: Flight, ended: Iterable[RequestId]) -> None:
         for request_id, start, count, emits in flight.chunks:

@@ -51,19 +51,26 @@ class SlotRows(DecodeSet):
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Flight:
-    """A step whose result is not known yet. ``dropped`` requests are told nothing of it; ``slots`` are those that it
-    writes for requests that have ended meanwhile. ``is_booked`` once its decoding rows count the token they get.
+    """A plan of which ``steps`` have no result yet: one, and those that carry it on. ``dropped`` requests are told
+    nothing of it; ``slots`` are those that it writes for requests that have ended meanwhile. ``is_booked`` once its
+    decoding rows count the token they get of the last of its steps, that of the others they count always.
     ``places`` are those of its rows where the running list has been put into another order since."""
 
-    __slots__ = ("chunks", "decodes", "dropped", "is_booked", "places", "slots")
+    __slots__ = ("chunks", "decodes", "dropped", "is_booked", "places", "slots", "steps")
 
-    def __init__(self, chunks: Sequence[Chunk], *, decodes: bool) -> None:
+    def __init__(self, chunks: Sequence[Chunk], *, decodes: bool, steps: int = 1) -> None:
         self.chunks = chunks
         self.decodes = decodes
+        self.steps = steps
         self.is_booked = False
         self.dropped: set[RequestId] = set()
         self.places: dict[RequestId, int] = {}
         self.slots: list[int] = []
+
+    @property
+    def gives_back(self) -> bool:
+        """True if its end changes the memory: prompts enter the cache, slots of ended requests come back."""
+        return bool(self.chunks or self.slots)
 
     def makes_token_of(self, row: SlotRow) -> bool:
         """True if the tokens of a row count one that this step is still making."""

@@ -142,7 +142,7 @@ class Recorder:
             self._chunk(plan.chunks)
         if self._paused or running:
             self._pause(plan, running)
-        if num_late_frees != self._num_late_frees:
+        if num_late_frees != self._num_late_frees or plan.remaps:
             self._num_late_frees = num_late_frees
             self._run = None  # a row of the record knows only blocks that are taken
         if plan.grants and not self._load.residues:
