@@ -11,14 +11,23 @@ from itertools import cycle
 from math import sqrt
 from typing import Final, Literal, NamedTuple, overload
 
+from policies.core.native import mypyc_attr
 from policies.core.request import RequestId
 
 
 class Decode(Enum):
-    """Which of the decoding rows a step advances, unless a plan names their ids."""
+    """Which of the decoding rows a step advances, unless a plan names their ids (as any tuple, or ``AllBut``)."""
 
     ALL = "all"
     NONE = "none"
+
+
+@mypyc_attr(native_class=False)
+class AllBut(tuple[RequestId, ...]):
+    """The ids of the decoding rows that a step advances where it leaves out a few: who only wants to know what changes
+    looks at these."""
+
+    left_out: tuple[RequestId, ...] = ()
 
 
 Blocks = tuple[int, ...]

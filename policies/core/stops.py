@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 from heapq import heappop, heappush
 from typing import Final, NamedTuple
 
-from policies.core.plan import Chunk, Decode, Finish, StepPlan
+from policies.core.plan import AllBut, Chunk, Decode, Finish, StepPlan
 from policies.core.request import Request, RequestId
 
 _ALL: Final = Decode.ALL
@@ -96,7 +96,8 @@ class StopCalendar:
         decode = plan.decode
         if decode is not _NONE:
             if decode is not _ALL and not isinstance(decode, Decode):
-                self._hold(decode)
+                due = self._due
+                self._hold(decode.left_out if isinstance(decode, AllBut) else due.keys() - set(decode))
             self._steps = now = self._steps + steps
             heap = self._heap
             if heap and heap[0] < (now + 1) << _ID_BITS:
@@ -143,7 +144,9 @@ class StopCalendar:
         due = self._due[request_id] = self._steps + left
         heappush(self._heap, due << _ID_BITS | request_id)
 
-    def _hold(self, decoding: Iterable[RequestId]) -> None:
+    def _hold(self, left_out: Iterable[RequestId]) -> None:
         """Rows left out of a step stop one step later."""
-        for request_id in self._due.keys() - set(decoding):
-            self._enter(request_id, self._due[request_id] - self._steps + 1)
+        for request_id in left_out:
+            due = self._due.get(request_id)
+            if due is not None:
+                self._enter(request_id, due - self._steps + 1)

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
-from heapq import heappop, heappush
 from typing import Final
 
 from policies.core.errors import ContractError
 from policies.core.kv import KvManager
 from policies.core.native import mypyc_attr
-from policies.core.plan import BatchRow, Chunk, Decode, Grant, Horizon, Idle, Load, StepPlan, StepResult
+from policies.core.plan import AllBut, BatchRow, Chunk, Decode, Grant, Horizon, Idle, Load, StepPlan, StepResult
 from policies.core.prefix import Content
 from policies.core.request import Request, RequestId, output_segment
 from policies.core.rows import Row
 from policies.systems.token_budget_033 import TokenBudget033
-from policies.systems.token_budget_flights import AsyncRow, Flight, Part
+from policies.systems.token_budget_flights import AsyncRow, Flights, Part, own
 from policies.systems.token_budget_priority import SchedulingPolicy
 
 _ALL: Final = Decode.ALL
 _NONE: Final = Decode.NONE
-_NEVER: Final = 1 << 40
-_ID_BITS: Final = 32
-_ID_MASK: Final = (1 << 32) - 1
 _new_tuple: Final = tuple.__new__
 
 
@@ -70,8 +65,7 @@ class AsyncTokenBudget(TokenBudget033):
             faithful=faithful,
         )
         self._batch: dict[RequestId, Part] = {}
-        self._flying: deque[Flight] = deque()
-        self._last_steps: list[int] = []
+        self._flights = Flights(self.decode)
         self._num_leaving = 0
 
     # -- requests ----------------------------------------------------------------------------------------------------
@@ -90,7 +84,7 @@ class AsyncTokenBudget(TokenBudget033):
             row = next((row for row in self.waiting if row.id == request_id), None)
             if row is None:
                 raise ContractError(f"abort of request {request_id}, which this policy does not hold")
-        self._end(_own(row))
+        self._end(own(row))
         return row.num_tokens - row.prompt_tokens
 
     def _end(self, row: AsyncRow) -> None:
@@ -110,57 +104,30 @@ class AsyncTokenBudget(TokenBudget033):
         self._num_leaving -= 1
 
     def _num_hashed(self, row: Row) -> int:
-        return _own(row).num_hashable
+        return own(row).num_hashable
 
     # -- lockstep ----------------------------------------------------------------------------------------------------
 
-    def _step_in(self, row: AsyncRow) -> None:
-        """Let a row that the last plan gave a token decode in lockstep, unless it is complete with that token."""
-        num_tokens = row.num_computed_tokens + 1
-        decode, limit = self.decode, min(row.prompt_tokens + row.request.max_tokens, self.max_model_len)
-        if num_tokens >= limit:
-            return
-        row.num_tokens = num_tokens
-        del self.partial[row.id]
-        decode.join(row)
-        row.since = self._step
-        row.last_step = last_step = decode.steps + limit - num_tokens
-        heappush(self._last_steps, last_step << _ID_BITS | row.id)
-
-    def _step_out(self, row: AsyncRow) -> None:
-        """Count a row by itself, with its tokens in flight."""
-        decode = self.decode
-        decode.leave(row)
-        row.num_hashable = max(row.num_hashable, row.num_computed_tokens - decode.lag)
-        for flight in self._flying:
-            if flight.number >= row.since:
-                flight.parts.append(Part(row, row.num_computed_tokens - 1, 1, True, True, row.epoch))
-                row.in_flight += flight.steps
-                row.placeholders += flight.steps
-        row.num_tokens -= row.placeholders
-        self.partial[row.id] = row
-
-    def _steps_to_last(self) -> int:
-        """Steps until a row of the lockstep is complete with what is in flight; none if it is already."""
-        heap, decode = self._last_steps, self.decode
-        while heap:
-            last_step, request_id = heap[0] >> _ID_BITS, heap[0] & _ID_MASK
-            row = decode.rows.get(request_id)
-            if row is not None and _own(row).last_step == last_step:
-                return last_step - decode.steps
-            heappop(heap)
-        return _NEVER
-
     def _step_in_and_out(self) -> None:
-        """Who decodes in lockstep from this plan on."""
-        while not self._steps_to_last():
-            self._step_out(_own(self.decode.rows[heappop(self._last_steps) & _ID_MASK]))
+        """Who decodes in lockstep from this plan on: those that the last plan gave a token, until all of theirs are
+        planned."""
+        flights = self._flights
+        for row in flights.step_out_complete():
+            self.partial[row.id] = row
         for part in self._batch.values():
-            if part.emits and not part.row.gone and part.epoch == part.row.epoch:
-                self._step_in(part.row)
+            row = part.row
+            if part.emits and not row.gone and part.epoch == row.epoch:
+                limit = min(row.prompt_tokens + row.request.max_tokens, self.max_model_len)
+                if row.num_computed_tokens + 1 < limit:
+                    del self.partial[row.id]
+                    flights.step_in(row, limit)
         if self._batch:
             self._batch = {}
-        self.decode.lag = 1 if self._flying else 0
+        self.decode.lag = 1 if len(flights) else 0
+
+    def _step_out(self, row: AsyncRow) -> None:
+        self._flights.step_out(row)
+        self.partial[row.id] = row
 
     # -- plans -------------------------------------------------------------------------------------------------------
 
@@ -182,7 +149,7 @@ class AsyncTokenBudget(TokenBudget033):
             self._admit()
         self._plan_preempted = bool(self._preempted)
         computes = bool(self._batch or self.decode.rows)
-        if not computes and not self._preempted and not any(flight.computes for flight in self._flying):
+        if not computes and not self._preempted and not self._flights.compute():
             return self.idle("no_requests", rejected=self._rejected)
         return self._make()
 
@@ -209,27 +176,28 @@ class AsyncTokenBudget(TokenBudget033):
 
     def _decoding(self) -> Decode | tuple[RequestId, ...]:
         """All that decode, by name if that is not everybody of the batch who could."""
-        apart = [part.row.id for part in self._batch.values() if part.is_decode]
-        is_all = not apart and not self._num_leaving
-        if is_all and self.partial:
-            is_all = not any(_own(row).makes_tokens and key not in self._batch for key, row in self.partial.items())
-        decoding = (*self.decode.rows, *apart)
-        if not decoding:
+        batch, rows = self._batch, self.decode.rows
+        apart = [part.row.id for part in batch.values() if part.is_decode] if batch else []
+        if apart or self._num_leaving:
+            return (*rows, *apart) or _NONE
+        if not rows:
             return _NONE
-        return _ALL if is_all else decoding
+        left_out = [key for key, row in self.partial.items() if key not in batch and own(row).makes_tokens]
+        if not left_out:
+            return _ALL
+        decoding = AllBut(rows)
+        decoding.left_out = tuple(left_out)
+        return decoding
 
     def _take_off(self, parts: list[Part], *, computes: bool) -> None:
-        """The plan just made is in flight, and what it computes counts as computed."""
-        self._flying.append(Flight(self._step, parts, computes=computes))
-        self._step += 1
-        self.decode.advance(1)
+        self._flights.take_off(parts, computes=computes)
+        self._step = self._flights.next_step
 
     def skip(self, steps: int) -> Sequence[Grant]:
         """Blocks of further steps of a quiet run, which are in flight from now on."""
         grants = self.decode.skip(steps)
-        self._flying[-1].steps += steps
-        self._step += steps
-        self.decode.advance(steps)
+        self._flights.carry_on(steps)
+        self._step = self._flights.next_step
         return grants
 
     def horizon(self) -> Horizon:
@@ -237,13 +205,13 @@ class AsyncTokenBudget(TokenBudget033):
         if self.partial:
             return Horizon(0, True)
         steps, arrivals_matter = super().horizon()
-        return _new_tuple(Horizon, (min(steps, self._steps_to_last()), arrivals_matter))
+        return _new_tuple(Horizon, (min(steps, self._flights.steps_to_last()), arrivals_matter))
 
     # -- running requests --------------------------------------------------------------------------------------------
 
     def _schedule_running(self) -> None:
         """The lockstep at once, then at most one row behind it, where the walk could not decide otherwise."""
-        others = [_own(row) for row in self.partial.values() if self._count(_own(row)) > 0]
+        others = [own(row) for row in self.partial.values() if self._count(own(row)) > 0]
         self._scheduled = {}
         num_decoding = len(self.decode.rows)
         if (not num_decoding or self._is_easy()) and (not others or self._fits_behind(others)):
@@ -252,8 +220,8 @@ class AsyncTokenBudget(TokenBudget033):
         else:
             self._grants = []
             for decoding in list(self.decode.rows.values()):
-                self._step_out(_own(decoding))
-            others = [_own(row) for row in self.running.values()]
+                self._step_out(own(decoding))
+            others = [own(row) for row in self.running.values()]
         self._walk(others)
 
     def _fits_behind(self, rows: Sequence[AsyncRow]) -> bool:
@@ -313,7 +281,7 @@ class AsyncTokenBudget(TokenBudget033):
 
     def _preempt(self, row: Row) -> None:
         """Free everything and wait; the tokens in flight still come."""
-        row = _own(row)
+        row = own(row)
         if row.content is None and self.kv.prefix_cache is not None:
             self._hash(row, row.num_hashable)
         del self.running[row.id], self.partial[row.id]
@@ -329,7 +297,7 @@ class AsyncTokenBudget(TokenBudget033):
 
     def _outgrown(self, row: Row) -> None:
         super()._outgrown(row)
-        _own(row).gone = not self.faithful
+        own(row).gone = not self.faithful
 
     # -- waiting requests --------------------------------------------------------------------------------------------
 
@@ -338,10 +306,10 @@ class AsyncTokenBudget(TokenBudget033):
         waiting, size = self.waiting, self.kv.block_size
         skipped: list[Row] = []
         self._head_exceeds = False
-        if not self._flying:
+        if not len(self._flights):
             self.decode.cache_filling()
         while waiting and self._budget > 0 and len(self.running) < self.max_num_seqs:
-            row = _own(waiting[0])
+            row = own(waiting[0])
             if row.in_flight:
                 skipped.append(waiting.popleft())
                 continue
@@ -370,15 +338,12 @@ class AsyncTokenBudget(TokenBudget033):
     def on_step_end(self, result: StepResult) -> None:
         """The tokens of the oldest plan in flight come; what ends, running or waiting, is freed in batch order."""
         steps, finished = result[3], result[4]
-        flight = self._flying[0]
-        flight.steps -= steps
-        if not flight.steps:
-            self._flying.popleft()
-        for part in flight.parts:
+        parts = self._flights.land(steps)
+        for part in parts:
             self._deliver(part)
         if finished:
-            apart = {part.row.id: part.row for part in flight.parts}
-            rows = [apart.get(finish[0]) or _own(self.running[finish[0]]) for finish in finished]
+            apart = {part.row.id: part.row for part in parts}
+            rows = [apart.get(finish[0]) or own(self.running[finish[0]]) for finish in finished]
             for row in sorted(rows, key=lambda row: row.order):
                 self._end(row)
 
@@ -419,8 +384,3 @@ class AsyncTokenBudget(TokenBudget033):
         for row, start, num_tokens, emits, _, _ in self._batch.values():
             order[row.order] = BatchRow(row.id, num_tokens, start, emits)
         return [order[place] for place in sorted(order)]
-
-
-def _own(row: Row) -> AsyncRow:
-    assert isinstance(row, AsyncRow)
-    return row

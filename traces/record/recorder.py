@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from math import nan
 from typing import Any, Final
 
-from policies.core.plan import Chunk, Decode, Finish, Load, QuietRun, StepPlan, StepResult
+from policies.core.plan import AllBut, Chunk, Decode, Finish, Load, QuietRun, StepPlan, StepResult
 from policies.core.protocols import Policy
 from policies.core.request import Request, RequestId
 from traces.record.live import Live
@@ -74,8 +74,10 @@ class Recorder:
     def on_begin(self, plan: StepPlan, now_s: float, *, fresh: bool) -> None:
         """Note who joins and leaves, and the state of the policy as the step begins."""
         policy, decode = self._policy, plan.decode
-        running = () if decode is _ALL or decode is _NONE else policy.queues().running
-        self._note((_BEGIN, plan, now_s, fresh, policy.load(), policy.kv.num_late_frees, running))
+        idle: Sequence[RequestId] = ()
+        if decode is not _ALL and decode is not _NONE:
+            idle = decode.left_out if isinstance(decode, AllBut) else _left_out(plan, policy.queues().running)
+        self._note((_BEGIN, plan, now_s, fresh, policy.load(), policy.kv.num_late_frees, idle))
 
     def on_step(self, plan: StepPlan, result: StepResult) -> None:
         """Extend the current row or start one; book tokens and gaps."""
@@ -124,24 +126,24 @@ class Recorder:
 
     def _open(self, note: tuple[Any, ...], start_s: float) -> None:
         """A step begins: when it was planned, or, where the engine plans ahead, when the step before it has ended."""
-        _, self._plan, _, fresh, load, num_late_frees, running = note
+        _, self._plan, _, fresh, load, num_late_frees, idle = note
         plan = self._plan
         assert plan is not None
         if fresh:
-            self._begin(plan, start_s, num_late_frees, running)
+            self._begin(plan, start_s, num_late_frees, idle)
         self._load, self._decodes = load, plan.decode is not _NONE
         self._is_begun = True
         self._num_gone = self._num_ended = 0
 
-    def _begin(self, plan: StepPlan, now_s: float, num_late_frees: int, running: Sequence[RequestId]) -> None:
+    def _begin(self, plan: StepPlan, now_s: float, num_late_frees: int, idle: Sequence[RequestId]) -> None:
         if plan.preempted:
             self._preempt(plan, now_s)
         if plan.joins:
             self._join(plan, now_s)
         if plan.chunks:
             self._chunk(plan.chunks)
-        if self._paused or running:
-            self._pause(plan, running)
+        if self._paused or idle:
+            self._pause(plan, idle)
         if num_late_frees != self._num_late_frees or plan.remaps:
             self._num_late_frees = num_late_frees
             self._run = None  # a row of the record knows only blocks that are taken
@@ -190,14 +192,11 @@ class Recorder:
             if live.lost > start:
                 live.recomputed += min(end, live.lost) - start
 
-    def _pause(self, plan: StepPlan, running: Sequence[RequestId]) -> None:
+    def _pause(self, plan: StepPlan, idle: Sequence[RequestId]) -> None:
         """Rows that a step leaves out: their next gap is longer, and their stretch of decode steps is broken."""
         if plan.decode is _NONE:
             return
-        paused: set[RequestId] = set()
-        if not isinstance(plan.decode, Decode):
-            active = {*plan.decode, *(chunk.id for chunk in plan.chunks)}
-            paused = {key for key in running if key not in active and self._live[key].decoding}
+        paused = {key for key in idle if self._live[key].decoding}
         for request_id in sorted(paused - self._paused):
             live = self._live[request_id]
             self._stragglers.setdefault(request_id, (max(live.emitted_s, self._last_emit_s), "decode"))
@@ -352,6 +351,8 @@ class Recorder:
     def _is_in_step(self, request_id: RequestId) -> bool:
         """True if the step that runs decodes this row, which ended with the step before: that is wasted."""
         decode = self._plan.decode if self._plan is not None else _NONE
+        if isinstance(decode, AllBut):
+            return request_id not in decode.left_out
         return decode is _ALL or (not isinstance(decode, Decode) and request_id in decode)
 
     def _write(self, live: Live, finish_s: float, reason: str, output_tokens: int) -> None:
@@ -381,3 +382,10 @@ class Recorder:
         for sink in self._sinks:
             sink.close()
 
+
+def _left_out(plan: StepPlan, running: Sequence[RequestId]) -> Sequence[RequestId]:
+    """The rows of the running list that a plan which names its rows does not compute."""
+    decode = plan.decode
+    assert not isinstance(decode, Decode)
+    active = {*decode, *[chunk.id for chunk in plan.chunks]}
+    return [key for key in running if key not in active]
