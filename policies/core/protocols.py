@@ -85,7 +85,9 @@ class Policy:
 
     max_in_flight = 1
     """Plans that this engine makes before it knows the result of the first of them. With 2 it schedules one step
-    ahead: results come one plan late, and rows that have left meanwhile get nothing from them."""
+    ahead: results come one plan late, and rows that have left meanwhile get nothing from them. A quiet run is booked
+    with ``skip`` while steps of its plan are in flight, whose results may then come several at once; ``horizon`` ends
+    where a result that is still to come would change more than tokens (blocks come back, say)."""
 
     num_scheduler_steps = 1
     """Decode steps that this engine runs on one plan, as one *group*. With more than 1 whoever drives it runs each plan

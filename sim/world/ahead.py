@@ -119,25 +119,22 @@ class AheadReplica(Replica):
 
     def _begin(self, plan: StepPlan, start_s: float) -> float:
         """The next step or jump begins; returns its end."""
-        is_new = plan is not self._plan
-        if is_new:
-            self._plan, self._step = plan, plan.step
-        self._target = 1
-        self._arrivals_matter = True
-        if not plan.is_quiet:
-            self._run = None
-            return start_s + self._duration_s(plan, start_s)
-        run, num_seqs = self._run, plan.num_seqs
-        if run is None or (is_new and plan.changes_batch):
-            run, self._context, self._max_context = None, plan.sum_context, plan.max_context
-        elif self._first >= self._knot:
-            run, first = None, self._first
+        self._target, self._arrivals_matter = 1, True
+        run, first, num_seqs = self._run, self._first, plan[1]
+        if plan is not self._plan:
+            self._plan, self._step = plan, plan[0]
+            if not plan.is_quiet:
+                self._run = None
+                return start_s + self._duration_s(plan, start_s)
+            if run is None or plan.changes_batch:
+                run, self._context, self._max_context = None, plan[3], plan[4]
+        if run is not None and first >= self._knot:
+            run = None
             self._context, self._max_context = self._context + first * num_seqs, self._max_context + first
         if run is None:
-            base_s, slope_s, self._knot = self._costs.decode_curve(
-                num_seqs, plan.num_tokens, self._context, self._max_context
-            )
-            self._run = run = _new_tuple(QuietRun, (start_s, base_s, slope_s, self._context, num_seqs))
+            context = self._context
+            base_s, slope_s, self._knot = self._costs.decode_curve(num_seqs, plan[2], context, self._max_context)
+            self._run = run = _new_tuple(QuietRun, (start_s, base_s, slope_s, context, num_seqs))
             self._first = 0
         if self._left and self._later and self._later[-1] is plan:
             self._target = min(self._left + 1, self._calendar.steps_to_stop(), self._knot - self._first)
