@@ -20,8 +20,8 @@ class Engine:
     ``ended``) and ``abort``.
 
     A policy whose engine schedules ahead (``policy.max_in_flight`` > 1) may be asked for the next plan before the
-    last one is complete; results come in the order of the plans. There too a plan is carried on before the result of
-    its last step, and before steps are booked at once, those that will be in flight behind them begin.
+    last one is complete; results come in the order of the plans. Of the steps that such a policy is told of with
+    ``skip`` and ``carry_on`` before a result, the last is in flight behind it.
 
     A policy whose engine runs several steps on one plan (``policy.num_scheduler_steps`` > 1) is carried on with
     likewise until these steps are complete.
@@ -120,9 +120,6 @@ class Engine:
         if not self._in_flight:
             raise ContractError(f"result of step {result.step} without a plan")
         plan = self._in_flight.popleft()
-        if result.steps > 1:  # those that began after it are among them, but for the ones that may be in flight behind
-            while len(self._in_flight) >= self.policy.max_in_flight:
-                self._in_flight.popleft()
         self.policy.on_step_end(result)
         if self.observer is not None:
             self.observer.on_step(plan, result)

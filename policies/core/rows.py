@@ -152,7 +152,12 @@ class DecodeSet:
 
     def grant(self) -> list[Grant]:
         """Give each row that needs a block in the next step one, in running order."""
-        step, size = self.steps, self._size
+        self._granted = self.steps
+        return self._grant_next()
+
+    def _grant_next(self) -> list[Grant]:
+        """The blocks of one more step."""
+        step, size = self._granted, self._size
         self._granted = step + 1
         bucket = self._buckets[step % size] if size else None
         if not bucket:
@@ -167,6 +172,8 @@ class DecodeSet:
 
     def skip(self, steps: int) -> Sequence[Grant]:
         """Blocks of ``steps`` steps after those granted so far, in step order and in running order within a step."""
+        if steps == 1:
+            return self._grant_next()
         first, size = self._granted, self._size
         self._granted = first + steps
         if not size:

@@ -204,8 +204,8 @@ class AsyncTokenBudget(TokenBudget033):
         """As of any token budget, until a row is complete with what is in flight."""
         if self.partial:
             return Horizon(0, True)
-        steps, arrivals_matter = super().horizon()
-        return _new_tuple(Horizon, (min(steps, self._flights.steps_to_last()), arrivals_matter))
+        horizon, steps = super().horizon(), self._flights.steps_to_last()
+        return horizon if horizon[0] <= steps else _new_tuple(Horizon, (steps, horizon[1]))
 
     # -- running requests --------------------------------------------------------------------------------------------
 

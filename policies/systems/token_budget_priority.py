@@ -59,8 +59,10 @@ class PriorityTokenBudget(TokenBudget):
 
     def horizon(self) -> Horizon:
         """As everywhere, but an arrival may stand before a blocked head."""
-        steps, arrivals_matter = super().horizon()
-        return Horizon(steps, arrivals_matter or (self.by_priority and len(self.running) < self.max_num_seqs))
+        horizon = super().horizon()
+        if self.by_priority and len(self.running) < self.max_num_seqs:
+            return Horizon(horizon.steps, True)
+        return horizon
 
     # -- running requests --------------------------------------------------------------------------------------------
 

@@ -22,7 +22,8 @@ class AheadReplica(Replica):
     while one runs is seen by the plan made at its end, and computed a step later than without planning ahead.
 
     A quiet plan is carried on within its horizon while nothing comes in and nobody ends. Once nothing else is in
-    flight, its steps are jumped over as those of any replica; what is in flight when a jump ends has begun by then.
+    flight, its steps are jumped over as those of any replica; the one in flight when a jump ends has begun by then.
+    (An engine that makes more than one plan ahead, which none does, is asked for every step.)
     """
 
     def __init__(
@@ -37,9 +38,9 @@ class AheadReplica(Replica):
     ) -> None:
         super().__init__(clock, engine, costs, on_end, link=link, skip_ahead=skip_ahead)
         # The plan of each step in flight, without the one that runs; steps that the last one may be carried on, and if
-        # it still may.
+        # it still may; those that it has been carried on, of which the engine is told when a step is booked.
         self._later: deque[StepPlan] = deque()
-        self._left = 0
+        self._left = self._untold = 0
         self._carries = False
         self._arrivals_matter_later = True
         # Of the step that runs, beside what any replica knows of it: its plan and number, and of its quiet run, the
@@ -91,7 +92,7 @@ class AheadReplica(Replica):
         while len(later) < depth:
             if self._left and self._carries:
                 self._left -= 1
-                self._engine.carry_on(now_s)
+                self._untold += 1
                 later.append(later[-1])
             elif not self._make(now_s):
                 break
@@ -112,7 +113,7 @@ class AheadReplica(Replica):
         self._later.append(plan)
         if plan.is_quiet:
             self.counts.quiet_plans += 1
-            if self._skip_ahead:
+            if self._skip_ahead and self._engine.policy.max_in_flight == 2:
                 self._left, self._arrivals_matter_later = self._engine.policy.horizon()
                 self._carries = True
         return True
@@ -149,18 +150,18 @@ class AheadReplica(Replica):
         """Book steps of the oldest plan in flight, as any replica does; what a later plan took out of the batch loses
         its token of this step, if it still lives."""
         engine, later = self._engine, self._later
+        carried = self._untold + steps - 1
+        if carried:
+            self._carry_on(carried, self.last_boundary_s if run is None else run.end_s(first + steps - 1))
         if run is not None:
             self.counts.quiet_steps += steps
-            if steps > 1:
-                begun = min(steps, engine.policy.max_in_flight) - 1
-                if steps - 1 > begun:
-                    engine.skip(steps - 1 - begun)
-                for number in range(steps - begun, steps):
-                    engine.carry_on(run.end_s(first + number))
         finished = self._calendar.complete(plan, steps, later)
-        lost = {request_id: 0 for other in later if other is not plan for request_id in other.leaves}
+        emitted = NO_EMITTED
+        for other in later:
+            if other is not plan and other[9]:
+                emitted = {**emitted, **dict.fromkeys(other[9], 0)}
         result = _new_tuple(StepResult, (
-            step, self.last_boundary_s, end_s, steps, finished, run, first, None, lost or NO_EMITTED, (), 0
+            step, self.last_boundary_s, end_s, steps, finished, run, first, None, emitted, (), 0
         ))  # fmt: skip
         self.last_boundary_s = end_s
         ended = engine.complete(result)
@@ -170,15 +171,21 @@ class AheadReplica(Replica):
             self._on_end(ended, end_s)
         return ended
 
+    def _carry_on(self, steps: int, now_s: float) -> None:
+        """Tell the engine that its last plan goes on; the last of these steps has been in flight since ``now_s``."""
+        self._untold = 0
+        if steps > 1:
+            self._engine.skip(steps - 1)
+        self._engine.carry_on(now_s)
+
     def _book_waited(self, plan: StepPlan, run: QuietRun | None, step: int) -> int:
-        """As of any replica, but the steps in flight when a request came were planned without it, and are booked one by
-        one."""
+        """As of any replica, but the step in flight when a request came was planned without it, and is booked alone."""
         first, end = self._first, self._first + self._target
-        planned_before = 0
+        was_planned_before = False
         while run is not None and first + 1 < end:
             steps = end - first
-            if planned_before:
-                steps, planned_before = 1, planned_before - 1
+            if was_planned_before:
+                steps, was_planned_before = 1, False
             elif self._arrivals:
                 steps = run.steps_until(self._arrivals[0][0].arrival_s, first + 1, end) - first
             if first + steps == end:
@@ -188,8 +195,8 @@ class AheadReplica(Replica):
             step, first = step + steps, first + steps
             while self._arrivals and self._arrivals[0][0].arrival_s <= now_s:
                 self._take_first(now_s)
-                planned_before = self._engine.policy.max_in_flight - 1
-            self._engine.carry_on(now_s)
+                was_planned_before = True
+            self._untold += 1
         self._book(plan, run, step, first, end - first, self._clock.now)
         self._is_running = False
         return end

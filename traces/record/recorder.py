@@ -111,11 +111,8 @@ class Recorder:
             elif kind == _STEP:
                 self._step(note[1], note[2])
                 self._is_begun = False
-                later = self._begun_later
-                if later:
-                    while len(later) >= self._policy.max_in_flight:
-                        later.popleft()  # one of the steps that this result books at once
-                    self._open(later.popleft(), note[2].end_s)
+                if self._begun_later:
+                    self._open(self._begun_later.popleft(), note[2].end_s)
             elif kind == _FINISH:
                 self._finish(note[1], note[2])
             else:
