@@ -126,7 +126,7 @@ class StepPlan(NamedTuple):
     chunks: tuple[Chunk, ...] = ()
     joins: tuple[Grant, ...] = ()
     """Requests that enter the batch (new, resumed, or swapped in) with all their blocks, prefix hits included."""
-    grants: tuple[Grant, ...] = ()
+    grants: Sequence[Grant] = ()
     leaves: tuple[RequestId, ...] = ()
     """Requests that left the batch since the previous plan: finished, aborted, or preempted."""
     preempted: tuple[tuple[RequestId, PreemptionMode], ...] = ()

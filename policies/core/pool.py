@@ -63,7 +63,7 @@ class BlockPool:
         """Append free blocks at the tail, in the given order."""
         self._queue += blocks
         self.num_free += len(blocks)
-        if self._head > _COMPACT_AT:
+        if self._head > _COMPACT_AT and 2 * self._head > len(self._queue):  # so that entries move O(1) times each
             del self._queue[: self._head]
             self._head = 0
 

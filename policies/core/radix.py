@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from heapq import heappop, heappush
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from policies.core.request import RequestId, Segments, output_segment
 
 Run = tuple[str, int, int]
 _ENDLESS = 1 << 60
+_new_tuple: Final = tuple.__new__
 
 
 class Text:
@@ -42,6 +43,14 @@ class Text:
                 break
         return found
 
+    def place(self, num_tokens: int) -> tuple[int, int]:
+        """Index of the run that holds token ``num_tokens``, and where in the run it stands."""
+        index = 0
+        while num_tokens >= self.runs[index][1]:
+            num_tokens -= self.runs[index][1]
+            index += 1
+        return index, num_tokens
+
 
 class Node:
     """Tokens that follow those of the parent, and the slots of their KV. ``locks`` counts the running requests whose
@@ -49,7 +58,7 @@ class Node:
 
     __slots__ = ("children", "locks", "parent", "queued", "runs", "slots", "time")
 
-    def __init__(self, parent: Node | None, runs: list[Run], slots: Sequence[int], time: int) -> None:
+    def __init__(self, parent: Node | None, runs: list[Run], slots: list[int], time: int) -> None:
         self.children: dict[tuple[str, int], Node] = {}
         self.parent = parent
         self.runs = runs
@@ -72,15 +81,40 @@ class RadixTree:
     def __init__(self) -> None:
         self.evictable = 0
         self._clock = 0
-        self._leaves: list[tuple[int, Node]] = []
-        self.root = Node(None, [], (), 0)
+        # Nodes that may be evicted, by the time that they were queued with; no two visits are at one time.
+        self._queued: dict[int, Node] = {}
+        self._times: list[int] = []
+        self.root = Node(None, [], [], 0)
 
     def find(self, text: Text, num_tokens: int) -> Prefix:
         """The longest known prefix of the first ``num_tokens`` tokens. Marks every node on the way as used now, and
         splits the last one if the prefix ends inside it."""
-        node, found = self.root, 0
-        node.time = self._tick()
-        index = offset = 0
+        return _new_tuple(Prefix, self._walk(text, num_tokens, self.root, 0))
+
+    def insert(
+        self, text: Text, num_tokens: int, slots: list[int], start: Node | None = None, start_tokens: int = 0
+    ) -> Prefix:
+        """Enter the first ``num_tokens`` tokens, which lie in ``slots``.
+
+        Returns the node where they end, and how many of them were known: those keep the slots they have here. Who
+        locks a node ``start`` on the way, ``start_tokens`` behind the root, spares the search down to it.
+        """
+        node, known = self._walk(text, num_tokens, self.root if start is None else start, start_tokens)
+        if known < num_tokens:
+            runs = text.slice(known, num_tokens)
+            leaf = Node(node, runs, slots[known:num_tokens], self._tick())
+            node.children[runs[0][:2]] = leaf
+            self.evictable += num_tokens - known
+            self._queue(leaf)
+            node = leaf
+        return _new_tuple(Prefix, (node, known))
+
+    def _walk(self, text: Text, num_tokens: int, node: Node, found: int) -> tuple[Node, int]:
+        """The longest known prefix from ``node``, ``found`` tokens behind the root, on."""
+        self._use(node)
+        if not node.children:
+            return node, found
+        index, offset = text.place(found)
         runs = text.runs
         while found < num_tokens:
             child = node.children.get((runs[index][0], offset))
@@ -90,28 +124,13 @@ class RadixTree:
             common, index, offset = _common(child.runs, runs, index, offset, num_tokens - found)
             found += common
             if common < len(child.slots):
-                return Prefix(self._split(child, common), found)
+                return self._split(child, common), found
             node = child
-        return Prefix(node, found)
+        return node, found
 
-    def insert(self, text: Text, num_tokens: int, slots: Sequence[int]) -> Prefix:
-        """Enter the first ``num_tokens`` tokens, which lie in ``slots``.
-
-        Returns the node where they end, and how many of them were known: those keep the slots they have here.
-        """
-        node, known = self.find(text, num_tokens)
-        if known < num_tokens:
-            runs = text.slice(known, num_tokens)
-            leaf = Node(node, runs, slots[known:num_tokens], self._tick())
-            node.children[runs[0][:2]] = leaf
-            self.evictable += num_tokens - known
-            self._queue(leaf)
-            node = leaf
-        return Prefix(node, known)
-
-    def lock(self, node: Node) -> None:
-        """One more request runs on the tokens up to here."""
-        while node.parent is not None:
+    def lock(self, node: Node, locked: Node | None = None) -> None:
+        """One more request runs on the tokens up to here; it has those up to ``locked`` already."""
+        while node is not locked and node.parent is not None:
             if not node.locks:
                 self.evictable -= len(node.slots)
             node.locks += 1
@@ -131,9 +150,10 @@ class RadixTree:
         """Drop least recently used leaves until at least ``num_tokens`` tokens have gone or none is left; returns
         their slots."""
         freed: list[int] = []
-        leaves = self._leaves
-        while len(freed) < num_tokens and leaves:
-            time, node = heappop(leaves)
+        times = self._times
+        while len(freed) < num_tokens and times:
+            time = heappop(times)
+            node = self._queued.pop(time)
             node.queued = False
             parent = node.parent
             if node.locks or node.children or parent is None:
@@ -141,7 +161,10 @@ class RadixTree:
             if node.time != time:  # visited since it was queued
                 self._queue(node)
                 continue
-            freed += node.slots
+            if freed:
+                freed += node.slots
+            else:
+                freed = node.slots  # nobody else needs it any more
             self.evictable -= len(node.slots)
             node.parent = None
             del parent.children[node.runs[0][:2]]
@@ -153,10 +176,25 @@ class RadixTree:
         self._clock += 1
         return self._clock
 
+    def _use(self, node: Node) -> None:
+        """Mark the nodes down to this one as used now, one after the other."""
+        num_nodes = 1
+        above = node.parent
+        while above is not None:
+            num_nodes += 1
+            above = above.parent
+        time = self._clock = self._clock + num_nodes
+        used: Node | None = node
+        while used is not None:
+            used.time = time
+            time -= 1
+            used = used.parent
+
     def _queue(self, node: Node) -> None:
         if not node.queued and node.parent is not None:
             node.queued = True
-            heappush(self._leaves, (node.time, node))
+            heappush(self._times, node.time)
+            self._queued[node.time] = node
 
     def _split(self, node: Node, num_tokens: int) -> Node:
         """Cut a node in two; returns the new upper part, which counts as used last."""

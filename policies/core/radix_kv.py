@@ -66,8 +66,11 @@ class RadixKv(KvManager):
         table = self.pool.take(num_slots)
         self.cached[request_id] = 0
         if prefix is not None:
-            self.nodes[request_id], self.cached[request_id] = prefix
-            table = path(prefix.node) + table
+            node, num_tokens = prefix
+            self.nodes[request_id] = node
+            if num_tokens:
+                self.cached[request_id] = num_tokens
+                table = path(node) + table
         self.tables[request_id] = table
         return tuple(table)
 
@@ -80,16 +83,15 @@ class RadixKv(KvManager):
         self.cached[request_id] = num_tokens
         if self.tree is None:
             return None
-        table = self.tables[request_id]
-        node, known = self.tree.insert(text, num_tokens, table)
+        table, start = self.tables[request_id], self.nodes[request_id]
+        node, known = self.tree.insert(text, num_tokens, table, start, cached)
         remap = None
         if known > cached:
             self.pool.give_back(table[cached:known])
             shared = path(node)[cached:known]
             table[cached:known] = shared
             remap = (request_id, cached, tuple(shared))
-        self.tree.lock(node)
-        self.tree.unlock(self.nodes[request_id])
+        self.tree.lock(node, start)
         self.nodes[request_id] = node
         return remap
 
@@ -103,9 +105,11 @@ class RadixKv(KvManager):
         if self.tree is None:
             self.pool.give_back(table[:num_tokens])
         else:
-            _, known = self.tree.insert(text, num_tokens, table)
-            self.pool.give_back(table[cached:known])
-            self.tree.unlock(self.nodes.pop(request_id))
+            start = self.nodes.pop(request_id)
+            _, known = self.tree.insert(text, num_tokens, table, start, cached)
+            if known > cached:
+                self.pool.give_back(table[cached:known])
+            self.tree.unlock(start)
         self._held += rest
         return rest
 

@@ -209,7 +209,7 @@ class ScriptRun:
                 self._promised = (self.time + horizon, matter)
         else:
             self._promised = _NO_PROMISE
-        self.log.grants[self.time] = plan.grants
+        self.log.grants[self.time] = tuple(plan.grants)
         while steps:
             piece = 1
             if self._chooser is not None:
@@ -226,7 +226,7 @@ class ScriptRun:
     def _run_group(self, plan: StepPlan, ticket: int) -> None:
         """All steps of a plan, cut at random and where a row stops; what comes in waits."""
         self._promised = _NO_PROMISE
-        self.log.grants[self.time] = plan.grants
+        self.log.grants[self.time] = tuple(plan.grants)
         end = self.time + self.policy.num_scheduler_steps
         while True:
             piece = 1

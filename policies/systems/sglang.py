@@ -11,8 +11,10 @@ keeps account of the steps in flight, and ``max_in_flight`` says how many the re
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from policies.core.errors import ConfigError, ContractError, EngineDied
+from policies.core.native import mypyc_attr
 from policies.core.plan import Decode, Finish, Grant, Horizon, Idle, Remap, StepPlan
 from policies.core.radix_kv import RadixKv
 from policies.systems.sglang_admission import Admission
@@ -25,11 +27,13 @@ INITIAL_RATIO = 0.7
 MIN_RATIO_FACTOR = 0.14
 RATIO_DECAY_STEPS = 600.0
 
-_ALL, _NONE = Decode.ALL, Decode.NONE
-_new_tuple = tuple.__new__
+_ALL: Final = Decode.ALL
+_NONE: Final = Decode.NONE
+_new_tuple: Final = tuple.__new__
 """Makes a NamedTuple at a third of the cost of calling its class, in what runs every step."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class SgLang(SgLangBase):
     """SGLang's scheduler.
 
@@ -135,19 +139,19 @@ class SgLang(SgLangBase):
         return Idle("blocked" if self.waiting else "no_requests", None, leaves, tuple(self._rejected))
 
     def _make_plan(self) -> StepPlan:
-        decode, num_seqs, num_tokens = self.running.decode, 0, 0
+        num_seqs = num_tokens = sum_context = max_context = 0
         if self._decodes:
-            num_seqs = num_tokens = len(decode.rows)
+            num_seqs, sum_context, max_context = self.running.decode.totals()
+            num_tokens = num_seqs
         for chunk in self._chunks:
-            num_tokens += chunk.num_tokens
+            num_tokens += chunk[2]
         remaps: tuple[Remap, ...] = ()
         if self._remaps:
-            remaps = tuple([remap for remap in self._remaps if remap[0] in self.kv.tables])
+            remaps = tuple([remap for remap in self._remaps if remap[0] in self._kv.tables])
             self._remaps.clear()
         plan = _new_tuple(StepPlan, (
-            self._step, num_seqs, num_tokens, decode.sum_context if num_seqs else 0,
-            decode.max_context if num_seqs else 0, _ALL if self._decodes else _NONE, self._chunks,
-            tuple(self._joins), tuple(self._grants), tuple(self._leaves), tuple(self._preempted),
+            self._step, num_seqs, num_tokens, sum_context, max_context, _ALL if self._decodes else _NONE, self._chunks,
+            tuple(self._joins), self._grants, tuple(self._leaves), tuple(self._preempted),
             tuple(self._rejected), (), (), self._stopped_by if self.waiting else "arrivals", 0, remaps,
         ))  # fmt: skip
         self._leaves.clear()
@@ -166,13 +170,13 @@ class SgLang(SgLangBase):
             return False
         num_mixed = len(self.running.rows) if self.is_mixed else 0
         if self.chunked is not None and not self._chunk_fits(self.chunked, num_mixed):
-            self.kv.retract(self.chunked.id)
+            self._kv.retract(self.chunked.id)
             self._start_over(self.chunked)
             self.chunked = None
             return False
-        self.waiting = reorder(self.waiting, self.scheduling, self.kv)
+        self.waiting = reorder(self.waiting, self.scheduling, self._kv)
         batch = Admission(
-            self.kv,
+            self._kv,
             ratio=self.ratio,
             running=lambda: self._made(self.running.rows.values()),
             max_running_tokens=self.running.max_tokens,
@@ -188,7 +192,7 @@ class SgLang(SgLangBase):
     def _chunk_fits(self, row: SlotRow, num_mixed: int) -> bool:
         """The real engine does not look; its mixed steps die where decodes have used the memory of a prompt up."""
         count = min(row.num_tokens - row.num_computed_tokens, self.chunked_prefill_size - num_mixed)
-        return self.faithful or count <= self.kv.num_free
+        return self.faithful or count <= self._kv.num_free
 
     def _admit(self, batch: Admission) -> None:
         """The request in mid-prefill, then waiting ones until one does not fit."""
@@ -207,20 +211,22 @@ class SgLang(SgLangBase):
         """Take the slots of a prefill batch, and of the decodes that ride along."""
         prefixes = {row.id: prefix for row, prefix in batch.started}
         total = sum(chunk.num_tokens for chunk in batch.chunks)
-        if not self.kv.make_room(total):
-            raise EngineDied(f"prefill out of memory: {total} KV slots asked for, {self.kv.num_free} left")
+        if not self._kv.make_room(total):
+            raise EngineDied(f"prefill out of memory: {total} KV slots asked for, {self._kv.num_free} left")
+        grants: list[Grant] = []
         for row, (request_id, start, count, emits) in zip(batch.rows, batch.chunks, strict=True):
             if request_id in prefixes:
                 self.waiting.popleft()
                 self._started[request_id] = row
-                self._joins.append((request_id, self.kv.start(request_id, prefixes[request_id], count)))
+                self._joins.append((request_id, self._kv.start(request_id, prefixes[request_id], count)))
             elif count:
-                self._grants.append((request_id, self.kv.extend(request_id, count)))
+                grants.append((request_id, self._kv.extend(request_id, count)))
             row.num_computed_tokens = start + count
             row.num_tokens += emits
         self.chunked = batch.chunked
         self.joining = batch.rows
         self._chunks = tuple(batch.chunks)
+        self._grants = tuple(grants)
         self.mode = "extend"
         if self.is_mixed and self.running.rows:
             self._mix()
@@ -230,12 +236,12 @@ class SgLang(SgLangBase):
         running = self.running
         running.drop_ended()
         count = len(running.rows)
-        if not self.kv.make_room(count):
+        if not self._kv.make_room(count):
             if self.faithful:
-                raise EngineDied(f"decode out of memory: {count} KV slots asked for, {self.kv.num_free} left")
+                raise EngineDied(f"decode out of memory: {count} KV slots asked for, {self._kv.num_free} left")
             return
         if count:
-            self._grants += running.decode.take()
+            self._grants = (*self._grants, *running.decode.take())
             self._decodes, self.mode = True, "mixed"
         self.joining = [*self.joining, *running.rows.values()]
         running.clear()
@@ -248,7 +254,7 @@ class SgLang(SgLangBase):
         before = len(running.rows)
         running.drop_ended()
         if running.rows:
-            if self.kv.make_room(len(running.rows)):
+            if self._kv.make_room(len(running.rows)):
                 self._lower_ratio(1)
             else:
                 self._retract()
@@ -271,7 +277,7 @@ class SgLang(SgLangBase):
         self.ratio = ratio
 
     def _retract(self) -> None:
-        found = retract(self.kv, self._made(self.running.rows.values()))
+        found = retract(self._kv, self._made(self.running.rows.values()))
         for flight in self._flights:
             flight.places = {key: row.order for key, row in self.running.rows.items()}
         for row in found.retracted:
@@ -292,11 +298,11 @@ class SgLang(SgLangBase):
             return Horizon(0, True)
         if any(flight.gives_back for flight in self._flights):
             return Horizon(0, True)
-        return Horizon(self.kv.num_free // len(self.running.decode.rows), not self.is_full)
+        return Horizon(self._kv.num_free // len(self.running.decode.rows), not self.is_full)
 
     def skip(self, steps: int) -> Sequence[Grant]:
         """Slots of further steps of a quiet run. Each evicts as the real one does, and lowers the ratio."""
-        decode, kv = self.running.decode, self.kv
+        decode, kv = self.running.decode, self._kv
         count, left = len(decode.rows), steps
         slots: list[int] = []
         while left:

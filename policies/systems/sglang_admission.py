@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import Final
 
 from policies.core.errors import EngineDied
 from policies.core.native import mypyc_attr
@@ -17,6 +18,8 @@ CLIP_TOKENS = 4_096
 RESERVE_TOKENS = 1
 """Slots that the replay of completions keeps free for each request."""
 
+
+_new_tuple: Final = tuple.__new__
 
 Made = tuple[SlotRow, int]
 """A request and the output tokens that are known of it."""
@@ -74,7 +77,7 @@ class Admission:
 
     def _append(self, row: SlotRow, start: int, count: int, *, is_last: bool) -> None:
         self.rows.append(row)
-        self.chunks.append(Chunk(row.id, start, count, is_last))
+        self.chunks.append(_new_tuple(Chunk, (row.id, start, count, is_last)))
         charge = count + (min(row.max_tokens, CLIP_TOKENS) if is_last else 0)
         self._charged.append(charge)
         self._most_expected += charge

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Final
 
 from policies.core.errors import ContractError
+from policies.core.native import mypyc_attr
 from policies.core.plan import BatchRow, Chunk, Finish, Grant, Load, PreemptionMode, Queues, Remap, StepResult
 from policies.core.protocols import Details, Id, Ids, Policy
 from policies.core.radix_kv import RadixKv
@@ -13,10 +15,13 @@ from policies.core.request import Request, RequestId
 from policies.systems.sglang_admission import Made
 from policies.systems.sglang_rows import Flight, RunningList, SlotRow
 
+_new_tuple: Final = tuple.__new__
+
 INPUT_MARGIN = 4
 """A prompt that leaves no more room for output than so many tokens is refused."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class SgLangBase(Policy):
     """Queues, the running list, the rows of the last prefill (``joining``) and the one in mid-prefill (``chunked``).
 
@@ -24,10 +29,9 @@ class SgLangBase(Policy):
     door refuses prompts that leave too little room, and lowers a ``max_tokens`` beyond it.
     """
 
-    kv: RadixKv
-
     def __init__(self, kv: RadixKv, *, max_model_len: int, fits_requests: bool) -> None:
         self.kv = kv
+        self._kv = kv  # the same by its own type, which compiled code must not put into an attribute of the parent
         self.max_model_len = max_model_len
         self.fits_requests = fits_requests
         if fits_requests:
@@ -51,7 +55,7 @@ class SgLangBase(Policy):
     def _clear_plan(self) -> None:
         self._chunks: tuple[Chunk, ...] = ()
         self._decodes = False
-        self._grants: list[Grant] = []
+        self._grants: Sequence[Grant] = ()
         if self._joins:
             self._joins = []
         if self._preempted:
@@ -107,10 +111,10 @@ class SgLangBase(Policy):
         row.num_tokens, num_stored = num_tokens, num_tokens - 1
         if row is self.chunked:
             num_stored, self.chunked = row.num_computed_tokens, None
-        late = self.kv.finish(row.id, row.text, num_stored)
+        late = self._kv.finish(row.id, row.text, num_stored)
         if late:
             self._flights[-1].slots += late
-        row.ended = True
+        self.running.end(row)
         del self._started[row.id]
         self._leaves.append(row.id)
 
@@ -132,14 +136,15 @@ class SgLangBase(Policy):
 
     def on_step_end(self, result: StepResult) -> None:
         """Tokens of the oldest step in flight: prefilled rows enter the cache, ended ones go, in batch order."""
+        steps, finished = result[3:5]
         flight = self._flights[0]
         slots, flight.slots = flight.slots, []  # those that end now give theirs to the steps that are left
-        flight.steps -= result.steps
+        flight.steps -= steps
         if not flight.steps:
             self._flights.popleft()
             if flight.decodes and not flight.is_booked:
                 self.running.decode.advance(1)
-        ended = {finish.id for finish in result.finished} if result.finished else ()
+        ended = {finish[0] for finish in finished} if finished else ()
         if flight.chunks:
             self._book_chunks(flight, ended)
         if ended:
@@ -147,7 +152,7 @@ class SgLangBase(Policy):
             for row in sorted(rows, key=lambda row: flight.places.get(row.id, row.order)):
                 self._end(row)
         if slots:
-            self.kv.release(slots)
+            self._kv.release(slots)
 
     def _book_chunks(self, flight: Flight, ended: Iterable[RequestId]) -> None:
         for request_id, start, count, emits in flight.chunks:
@@ -161,7 +166,7 @@ class SgLangBase(Policy):
 
     def _remember(self, row: SlotRow, num_tokens: int) -> None:
         """Enter a row's first tokens in the cache."""
-        remap = self.kv.remember(row.id, row.text, num_tokens)
+        remap = self._kv.remember(row.id, row.text, num_tokens)
         if remap is not None:
             self._remaps.append(remap)
 
@@ -180,7 +185,9 @@ class SgLangBase(Policy):
         decode = self.running.decode
         rows = len(decode.rows)
         stored = decode.sum_context + (self.chunked.num_computed_tokens if self.chunked is not None else 0)
-        return Load(len(self.waiting), len(self._started), 0, self.kv.num_free, stored, 0, (rows,), rows, 0)
+        return _new_tuple(Load, (
+            len(self.waiting), len(self._started), 0, self._kv.num_free, stored, 0, (rows,), rows, 0
+        ))  # fmt: skip
 
     def queues(self) -> Queues:
         """Waiting requests, and those with slots: the running list, then the rows of the last prefill."""
@@ -194,8 +201,8 @@ class SgLangBase(Policy):
         return {
             "mode": self.mode,
             "chunked": Id(self.chunked.id if self.chunked is not None else None),
-            "free_after_schedule": self.kv.pool.num_free,
-            "evictable_after_schedule": self.kv.evictable,
+            "free_after_schedule": self._kv.pool.num_free,
+            "evictable_after_schedule": self._kv.evictable,
             "new_token_ratio": self.ratio,
         }
 
@@ -206,6 +213,6 @@ class SgLangBase(Policy):
             "running": Ids(self.running.live()),
             "joining": Ids(joining),
             "full": self.is_full,
-            "free": self.kv.pool.num_free,
-            "evictable": self.kv.evictable,
+            "free": self._kv.pool.num_free,
+            "evictable": self._kv.evictable,
         }

@@ -50,7 +50,7 @@ def _key(row: SlotRow, tree: RadixTree, seen: RadixTree) -> float:
     if cached <= IN_BATCH_TOKENS and row.text.shared:
         if seen.find(row.text, limit).num_tokens >= IN_BATCH_TOKENS:
             return float("inf")
-        seen.insert(row.text, limit, range(limit))
+        seen.insert(row.text, limit, [0] * limit)  # of slots only the number counts here
     return -cached
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from policies.core.native import mypyc_attr
 from policies.core.plan import Chunk, Grant, Grants
@@ -11,8 +11,6 @@ from policies.core.radix import Text
 from policies.core.radix_kv import RadixKv
 from policies.core.request import Request, RequestId
 from policies.core.rows import DecodeSet, Row
-
-_append = list.append
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -33,20 +31,37 @@ class SlotRow(Row):
 class SlotRows(DecodeSet):
     """Decoding rows of a pool with one token a slot, always in running order."""
 
-    def take(self) -> list[Grant]:
-        """A new slot for each row in the next step, in running order."""
-        tables = self._buckets[0]
-        slots = self._kv.pool.take(len(tables))
-        deque(map(_append, tables.values(), slots), 0)
-        return list(zip(tables, zip(slots, strict=False), strict=True))
+    def __init__(self, kv: RadixKv) -> None:
+        super().__init__(kv)
+        self._ids: list[Any] = []
+        self._tables: list[list[Any]] = []
 
-    def share_out(self, slots: list[int]) -> Sequence[Grant]:
-        """Slots of several steps, each step's in running order."""
-        tables = self._buckets[0]
+    def join(self, row: Row) -> None:
+        """Let a row decode behind all others from the next step on."""
+        super().join(row)
+        self._ids.append(row.id)
+        self._tables.append(row.table)
+
+    def leave(self, row: Row) -> None:
+        """Take a row out; its counts are exact again."""
+        super().leave(row)
+        place = self._ids.index(row.id)
+        del self._ids[place]
+        del self._tables[place]
+
+    def take(self) -> Sequence[Grant]:
+        """A new slot for each row in the next step, in running order."""
+        return self.share_out(self._kv.pool.take(len(self._ids)))
+
+    def share_out(self, slots: list[Any]) -> Sequence[Grant]:
+        """Slots of one or several steps, each step's in running order."""
+        tables = self._tables
         num_rows = len(tables)
-        for index, table in enumerate(tables.values()):
-            table += slots[index::num_rows]
-        return Grants(tuple(tables), slots)
+        for start in range(0, len(slots), num_rows):
+            # Compiled, a strict zip would be an iterator; this one is a loop over two indices.
+            for table, slot in zip(tables, slots[start : start + num_rows]):  # noqa: B905
+                table.append(slot)
+        return Grants(tuple(self._ids), slots)
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -89,6 +104,7 @@ class RunningList:
         self.decode = SlotRows(kv)
         self.max_tokens = 0
         self._last_order = 0
+        self._ended: list[SlotRow] = []
 
     def append(self, rows: Iterable[SlotRow]) -> None:
         """Let prefilled rows decode from now on."""
@@ -116,13 +132,18 @@ class RunningList:
         self.max_tokens += row.max_tokens
         self.decode.join(row)
 
+    def end(self, row: SlotRow) -> None:
+        """A request has ended; if it is in the list, its place is free when the ended ones are dropped."""
+        row.ended = True
+        self._ended.append(row)
+
     def drop_ended(self) -> None:
         """Forget the ended ones."""
-        if len(self.rows) > len(self.decode.rows):
-            rows = self.rows
-            for row in [row for row in rows.values() if row.ended]:
-                del rows[row.id]
-                self.max_tokens -= row.max_tokens
+        if self._ended:
+            for row in self._ended:
+                if self.rows.pop(row.id, None) is not None:
+                    self.max_tokens -= row.max_tokens
+            self._ended = []
 
     def live(self) -> list[RequestId]:
         """Those that have not ended."""
