@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
 
 from policies.core.errors import ContractError
 from policies.core.prefix import PrefixCache
-
-_COMPACT_AT: Final = 4096
 
 
 class BlockPool:
     """Physical block ids, handed out from the head of a queue and given back at its tail.
 
-    A list with a head index instead of a linked list: taking and giving back are slices, so that reserving thousands of
-    blocks costs no more than a handful. A block taken out of the middle (a prefix hit) leaves a stale entry behind that
-    is passed over when it reaches the head. It always stands before the block's next entry. ``cache`` knows what free
-    blocks still hold, and is told when they are handed out.
+    Two lists instead of a linked one: blocks are taken from the first, behind a head index, and given back to the
+    second, which takes the place of the first when that is used up. Taking and giving back are slices, so that
+    reserving thousands of blocks costs no more than a handful. A block taken out of the middle (a prefix hit) leaves a
+    stale entry behind that is passed over when it reaches the head. It always stands before the block's next entry.
+    ``cache`` knows what free blocks still hold, and is told when they are handed out.
     """
 
-    __slots__ = ("_cache", "_head", "_named", "_queue", "_stale", "num_blocks", "num_free")
+    __slots__ = ("_cache", "_head", "_named", "_queue", "_returned", "_stale", "num_blocks", "num_free")
 
     def __init__(self, num_blocks: int, first: int = 0, cache: PrefixCache | None = None) -> None:
         self.num_blocks = num_blocks
@@ -29,6 +27,7 @@ class BlockPool:
         self._named = cache.hash_of if cache is not None else {}
         self._queue = list(range(first, first + num_blocks))
         self._head = 0
+        self._returned: list[int] = []
         self._stale: dict[int, int] = {}
 
     def take(self, count: int) -> list[int]:
@@ -43,12 +42,23 @@ class BlockPool:
             head = self._head
             self._head = end = head + count
             taken = self._queue[head:end]
+            if len(taken) < count:
+                self._turn()
+                self._head = end = count - len(taken)
+                taken += self._queue[:end]
         if self._named and self._cache is not None:
             self._cache.evict(taken)
         return taken
 
+    def _turn(self) -> None:
+        """The first list is used up."""
+        self._queue, self._returned = self._returned, []
+        self._head = 0
+
     def _next(self) -> int:
         while True:
+            if self._head == len(self._queue):
+                self._turn()
             block = self._queue[self._head]
             self._head += 1
             pending = self._stale.get(block, 0)
@@ -61,11 +71,8 @@ class BlockPool:
 
     def give_back(self, blocks: Sequence[int]) -> None:
         """Append free blocks at the tail, in the given order."""
-        self._queue += blocks
+        self._returned += blocks
         self.num_free += len(blocks)
-        if self._head > _COMPACT_AT and 2 * self._head > len(self._queue):  # so that entries move O(1) times each
-            del self._queue[: self._head]
-            self._head = 0
 
     def give_back_first(self, blocks: Sequence[int]) -> None:
         """Put free blocks at the head, in the given order: they are handed out next. None of them may have a stale
@@ -86,7 +93,7 @@ class BlockPool:
         """The free blocks in order; O(pool), for checks."""
         stale = dict(self._stale)
         free = []
-        for block in self._queue[self._head :]:
+        for block in (*self._queue[self._head :], *self._returned):
             if stale.get(block, 0):
                 stale[block] -= 1
             else:
