@@ -51,16 +51,17 @@ class SlotRows(DecodeSet):
 
     def take(self) -> Sequence[Grant]:
         """A new slot for each row in the next step, in running order."""
-        return self.share_out(self._kv.pool.take(len(self._ids)))
+        slots: list[Any] = self._kv.pool.take(len(self._ids))
+        # Compiled, a strict zip would be an iterator; this one is a loop over two indices.
+        for table, slot in zip(self._tables, slots):  # noqa: B905
+            table.append(slot)
+        return Grants(tuple(self._ids), slots)
 
     def share_out(self, slots: list[Any]) -> Sequence[Grant]:
-        """Slots of one or several steps, each step's in running order."""
-        tables = self._tables
-        num_rows = len(tables)
-        for start in range(0, len(slots), num_rows):
-            # Compiled, a strict zip would be an iterator; this one is a loop over two indices.
-            for table, slot in zip(tables, slots[start : start + num_rows]):  # noqa: B905
-                table.append(slot)
+        """Slots of several steps, each step's in running order."""
+        num_rows = len(self._ids)
+        for place, table in enumerate(self._tables):
+            table += slots[place::num_rows]
         return Grants(tuple(self._ids), slots)
 
 
