@@ -241,7 +241,8 @@ class SgLang(SgLangBase):
                 raise EngineDied(f"decode out of memory: {count} KV slots asked for, {self._kv.num_free} left")
             return
         if count:
-            self._grants = (*self._grants, *running.decode.take())
+            grants = running.decode.take()
+            self._grants = (*self._grants, *grants) if self._grants else grants
             self._decodes, self.mode = True, "mixed"
         self.joining = [*self.joining, *running.rows.values()]
         running.clear()

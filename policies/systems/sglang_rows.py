@@ -49,6 +49,13 @@ class SlotRows(DecodeSet):
         del self._ids[place]
         del self._tables[place]
 
+    def reorder(self, rows: Sequence[SlotRow]) -> None:
+        """All rows of the set, in the order in which they run from now on."""
+        self.rows = {row.id: row for row in rows}
+        self._ids = list(self.rows)
+        self._tables = [row.table for row in rows]
+        self.reordered()
+
     def take(self) -> Sequence[Grant]:
         """A new slot for each row in the next step, in running order."""
         slots: list[Any] = self._kv.pool.take(len(self._ids))
@@ -114,12 +121,10 @@ class RunningList:
 
     def reseat(self, rows: Sequence[SlotRow]) -> None:
         """Make ``rows`` the list, in this order; those that decode go on."""
-        for row in rows:
-            if row.is_decoding:
-                self.decode.leave(row)
         self.clear()
         for row in rows:
             self._enter(row)
+        self.decode.reorder(rows)
 
     def clear(self) -> None:
         """Forget all; those that decode go on."""
@@ -131,7 +136,8 @@ class RunningList:
         row.order = self._last_order
         self.rows[row.id] = row
         self.max_tokens += row.max_tokens
-        self.decode.join(row)
+        if not row.is_decoding:
+            self.decode.join(row)
 
     def end(self, row: SlotRow) -> None:
         """A request has ended; if it is in the list, its place is free when the ended ones are dropped."""
