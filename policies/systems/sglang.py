@@ -299,7 +299,7 @@ class SgLang(SgLangBase):
             return Horizon(0, True)
         if any(flight.gives_back for flight in self._flights):
             return Horizon(0, True)
-        return Horizon(self._kv.num_free // len(self.running.decode.rows), not self.is_full)
+        return _new_tuple(Horizon, (self._kv.num_free // len(self.running.decode.rows), not self.is_full))
 
     def skip(self, steps: int) -> Sequence[Grant]:
         """Slots of further steps of a quiet run. Each evicts as the real one does, and lowers the ratio."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Final
 
 from policies.core.native import mypyc_attr
 from policies.core.plan import Chunk, Grant, Grants
@@ -11,6 +11,9 @@ from policies.core.radix import Text
 from policies.core.radix_kv import RadixKv
 from policies.core.request import Request, RequestId
 from policies.core.rows import DecodeSet, Row
+
+_LONG_STEPS: Final = 12
+"""So many slots go into a table one by one before a slice of them is cheaper."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -58,17 +61,20 @@ class SlotRows(DecodeSet):
 
     def take(self) -> Sequence[Grant]:
         """A new slot for each row in the next step, in running order."""
-        slots: list[Any] = self._kv.pool.take(len(self._ids))
-        # Compiled, a strict zip would be an iterator; this one is a loop over two indices.
-        for table, slot in zip(self._tables, slots):  # noqa: B905
-            table.append(slot)
-        return Grants(tuple(self._ids), slots)
+        return self.share_out(self._kv.pool.take(len(self._ids)))
 
     def share_out(self, slots: list[Any]) -> Sequence[Grant]:
-        """Slots of several steps, each step's in running order."""
-        num_rows = len(self._ids)
-        for place, table in enumerate(self._tables):
-            table += slots[place::num_rows]
+        """Slots of one or several steps, each step's in running order."""
+        tables = self._tables
+        num_rows = len(tables)
+        if len(slots) > _LONG_STEPS * num_rows:
+            for place, table in enumerate(tables):
+                table += slots[place::num_rows]
+        else:
+            for start in range(0, len(slots), num_rows):
+                # Compiled, a strict zip would be an iterator; this one is a loop over two indices.
+                for table, slot in zip(tables, slots[start : start + num_rows]):  # noqa: B905
+                    table.append(slot)
         return Grants(tuple(self._ids), slots)
 
 
