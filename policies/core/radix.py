@@ -91,23 +91,37 @@ class RadixTree:
         splits the last one if the prefix ends inside it."""
         return _new_tuple(Prefix, self._walk(text, num_tokens, self.root, 0))
 
-    def insert(
-        self, text: Text, num_tokens: int, slots: list[int], start: Node | None = None, start_tokens: int = 0
-    ) -> Prefix:
-        """Enter the first ``num_tokens`` tokens, which lie in ``slots``.
+    def insert(self, text: Text, num_tokens: int, slots: list[int]) -> Prefix:
+        """Enter the first ``num_tokens`` tokens, which lie in ``slots``; the list is the tree's from now on.
 
-        Returns the node where they end, and how many of them were known: those keep the slots they have here. Who
-        locks a node ``start`` on the way, ``start_tokens`` behind the root, spares the search down to it.
+        Returns the node where they end, and how many of them were known: those keep the slots they have here.
         """
-        node, known = self._walk(text, num_tokens, self.root if start is None else start, start_tokens)
+        node, known = self.enter(text, num_tokens, slots, self.root, 0)
+        return _new_tuple(Prefix, (node, known))
+
+    def enter(self, text: Text, num_tokens: int, slots: list[int], start: Node, start_tokens: int) -> tuple[Node, int]:
+        """As ``insert``, for who holds the first ``start_tokens`` of these tokens up to the node ``start``; ``slots``
+        are those of the others."""
+        leaf, known = self._grow(text, num_tokens, slots, start, start_tokens)
+        if known < num_tokens:
+            self._queue(leaf)
+        return leaf, known
+
+    def hold(self, text: Text, num_tokens: int, slots: list[int], start: Node, start_tokens: int) -> tuple[Node, int]:
+        """As ``enter``, for a request that locks ``start``, and locks the node where the tokens end in its place."""
+        node, known = self._grow(text, num_tokens, slots, start, start_tokens)
+        self._lock(node, start)
+        return node, known
+
+    def _grow(self, text: Text, num_tokens: int, slots: list[int], start: Node, start_tokens: int) -> tuple[Node, int]:
+        node, known = self._walk(text, num_tokens, start, start_tokens)
         if known < num_tokens:
             runs = text.slice(known, num_tokens)
-            leaf = Node(node, runs, slots[known:num_tokens], self._tick())
+            leaf = Node(node, runs, slots[known - start_tokens :] if known > start_tokens else slots, self._tick())
             node.children[runs[0][:2]] = leaf
             self.evictable += num_tokens - known
-            self._queue(leaf)
             node = leaf
-        return _new_tuple(Prefix, (node, known))
+        return node, known
 
     def _walk(self, text: Text, num_tokens: int, node: Node, found: int) -> tuple[Node, int]:
         """The longest known prefix from ``node``, ``found`` tokens behind the root, on."""
@@ -128,9 +142,13 @@ class RadixTree:
             node = child
         return node, found
 
-    def lock(self, node: Node, locked: Node | None = None) -> None:
-        """One more request runs on the tokens up to here; it has those up to ``locked`` already."""
-        while node is not locked and node.parent is not None:
+    def lock(self, node: Node) -> None:
+        """One more request runs on the tokens up to here."""
+        self._lock(node, self.root)
+
+    def _lock(self, node: Node, above: Node) -> None:
+        """Lock the nodes from below ``above`` to this one."""
+        while node is not above and node.parent is not None:
             if not node.locks:
                 self.evictable -= len(node.slots)
             node.locks += 1

@@ -83,16 +83,15 @@ class RadixKv(KvManager):
         self.cached[request_id] = num_tokens
         if self.tree is None:
             return None
-        table, start = self.tables[request_id], self.nodes[request_id]
-        node, known = self.tree.insert(text, num_tokens, table, start, cached)
+        table = self.tables[request_id]
+        node, known = self.tree.hold(text, num_tokens, table[cached:num_tokens], self.nodes[request_id], cached)
+        self.nodes[request_id] = node
         remap = None
         if known > cached:
             self.pool.give_back(table[cached:known])
             shared = path(node)[cached:known]
             table[cached:known] = shared
             remap = (request_id, cached, tuple(shared))
-        self.tree.lock(node, start)
-        self.nodes[request_id] = node
         return remap
 
     def finish(self, request_id: RequestId, text: Text, num_tokens: int) -> Sequence[int]:
@@ -100,15 +99,18 @@ class RadixKv(KvManager):
 
         Returns the slots behind them, which a step in flight still writes; they stay taken until ``release``.
         """
-        table = self.tables.pop(request_id)
-        cached, rest = self.cached.pop(request_id), table[num_tokens:]
+        table, cached = self.tables.pop(request_id), self.cached.pop(request_id)
+        rest = table[num_tokens:]
+        if rest:
+            del table[num_tokens:]
         if self.tree is None:
-            self.pool.give_back(table[:num_tokens])
+            self.pool.give_back(table)
         else:
+            del table[:cached]
             start = self.nodes.pop(request_id)
-            _, known = self.tree.insert(text, num_tokens, table, start, cached)
+            _, known = self.tree.enter(text, num_tokens, table, start, cached)
             if known > cached:
-                self.pool.give_back(table[cached:known])
+                self.pool.give_back(table[: known - cached])
             self.tree.unlock(start)
         self._held += rest
         return rest

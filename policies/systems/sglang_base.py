@@ -149,7 +149,9 @@ class SgLangBase(Policy):
             self._book_chunks(flight, ended)
         if ended:
             rows = [self._started[key] for key in ended if key in self._started and key not in flight.dropped]
-            for row in sorted(rows, key=lambda row: flight.places.get(row.id, row.order)):
+            if len(rows) > 1:
+                rows.sort(key=lambda row: flight.places.get(row.id, row.order))
+            for row in rows:
                 self._end(row)
         if slots:
             self._kv.release(slots)
