@@ -7,9 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.core.errors import ContractError
+from policies.core.plan import Grant
 from policies.core.radix import RadixTree, Text, path
 from policies.core.radix_kv import RadixKv
-from policies.core.request import Segments
+from policies.core.request import Request, Segments
+from policies.systems.sglang_rows import SlotRow, SlotRows
 
 
 def text(*segments: tuple[str, int]) -> Text:
@@ -157,3 +159,23 @@ def test_check_notices_slots_in_two_places_lost_ones_and_wrong_locks() -> None:
     kv.tables[0][1] = 11
     with pytest.raises(ContractError, match="the first 4 slots of request 0 are not those of the tree"):
         kv.check()
+
+
+# -- decoding rows -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("steps", [2, 12, 13, 40])
+def test_slots_of_a_jump_are_those_of_its_steps(steps: int) -> None:
+    tables: list[dict[int, list[int]]] = []
+    granted: list[list[Grant]] = []
+    for sizes in ([1] * steps, [steps]):
+        kv = RadixKv(200, enable_prefix_caching=False)
+        rows = SlotRows(kv)
+        for request_id in (7, 3, 5):
+            kv.start(request_id, None, 2)
+            rows.join(SlotRow(Request(request_id, 0.0, 2, 100)))
+        granted.append([grant for size in sizes for grant in rows.share_out(kv.pool.take(3 * size))])
+        tables.append(kv.tables)
+    assert tables[0] == tables[1]
+    assert granted[0] == granted[1]
+    assert granted[0][:3] == [(7, (6,)), (3, (7,)), (5, (8,))]
