@@ -310,7 +310,8 @@ class SgLang(SgLangBase):
             if not kv.make_room(count):
                 raise ContractError(f"steps booked beyond the horizon: {count} slots a step, {kv.num_free} left")
             now = min(left, kv.pool.num_free // count)
-            slots += kv.pool.take(now * count)
+            taken = kv.pool.take(now * count)
+            slots = slots + taken if slots else taken
             left -= now
         self._lower_ratio(steps)
         self._step += steps
