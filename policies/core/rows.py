@@ -183,11 +183,9 @@ class DecodeSet:
             buckets = [self._sorted(bucket) for bucket in buckets]
         ring = buckets[start:] + buckets[:start]
         rounds, rest = divmod(steps, size)
+        num_rows = len(self.rows)
         window = ring[:rest]
-        if rounds:
-            # Without the empty buckets: a long run of few rows would look at many of them.
-            window = [bucket for bucket in ring if bucket] * rounds + window
-        count = 0
+        count = rounds * num_rows
         for bucket in window:
             count += len(bucket)
         if not count:
@@ -195,11 +193,14 @@ class DecodeSet:
         blocks: list[Any] = self._pool.take(count)
         ids: list[Any] = []
         place = 0
-        for bucket in window:
+        for bucket in ring if rounds else window:
             tables: dict[Any, list[int]] = bucket
             for request_id, table in tables.items():
                 ids.append(request_id)
-                table.append(blocks[place])
+                if rounds:  # one in each round, and one more if the rest reaches this row
+                    table += blocks[place::num_rows]
+                else:
+                    table.append(blocks[place])
                 place += 1
         if self._hashed:
             self._cache(ids, growing=1)
