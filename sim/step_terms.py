@@ -38,24 +38,24 @@ class StepTerms:
 
     def seconds(self, part: StepTable, steps: Expanded) -> Floats:
         """(terms, steps): seconds of each term in each step."""
-        numbers, row = part.numbers, steps.row
+        numbers, each = part.numbers, steps.each
         emits = np.where(numbers["chunk_tokens"] > 0, np.minimum(numbers["chunk_emits"], 1), -1)
         sizes = zip(numbers["num_tokens"].tolist(), numbers["num_seqs"].tolist(), emits.tolist(), strict=True)
         rows = [self._known.get(size) or self._at(size) for size in sizes]
-        linear_s, head_s, host_s = np.array(rows, np.float64).reshape(-1, 3).T[:, row]
+        linear_s, head_s, host_s = each(np.array(rows, np.float64).reshape(-1, 3).T)
         rows_of = zip(numbers["num_seqs"].tolist(), numbers["sum_context"].tolist(), strict=True)
         lines = [self._costs.decode_line(*counts) for counts in rows_of]
-        base_s, slope_s = np.array(lines, np.float64).reshape(-1, 2).T[:, row]
-        context = numbers["sum_context"][row] + steps.index * numbers["num_seqs"][row]
+        base_s, slope_s = each(np.array(lines, np.float64).reshape(-1, 2).T)
+        context = each(numbers["sum_context"]) + steps.index * each(numbers["num_seqs"])
         attention_s = base_s + slope_s * context
-        swap_s = np.where(steps.index == 0, self._swap_s(numbers["moved_bytes"])[row], 0.0)
+        swap_s = np.where(steps.index == 0, each(self._swap_s(numbers["moved_bytes"])), 0.0)
         took_s = steps.end_s - steps.start_s
         if self._in_groups:
-            follows = (took_s == 0.0) & (numbers["num_seqs"][row] > 0)
+            follows = (took_s == 0.0) & each(numbers["num_seqs"] > 0)
             host_s = np.where(follows, 0.0, host_s)
         known_s = linear_s + attention_s + head_s + host_s + swap_s
         rest_s = took_s - known_s
-        prompts = numbers["chunk_tokens"][row] > 0
+        prompts = each(numbers["chunk_tokens"] > 0)
         prefill_s, other_s = np.where(prompts, rest_s, 0.0), np.where(prompts, 0.0, rest_s)
         terms: Floats = np.maximum([linear_s, attention_s, prefill_s, head_s, host_s, swap_s, other_s], 0.0)
         if self._in_groups:
@@ -65,13 +65,12 @@ class StepTerms:
     def floor_s(self, part: StepTable, steps: Expanded) -> Floats:
         """(steps,): bytes over bandwidth or FLOPs over peak. The attention of prompt tokens is left out, which only
         lowers it."""
-        numbers, row = part.numbers, steps.row
+        numbers, each = part.numbers, steps.each
         body_s, head_s, context_s, token_s, head_row_s, pair_s = self._floor
-        last = steps.index == numbers["steps"][row] - 1
-        num_rows = numbers["num_seqs"][row] + np.where(last, numbers["chunk_emits"][row], 0)
-        context = numbers["sum_context"][row] + steps.index * numbers["num_seqs"][row]
+        num_rows = each(numbers["num_seqs"]) + np.where(steps.is_last, each(numbers["chunk_emits"]), 0)
+        context = each(numbers["sum_context"]) + steps.index * each(numbers["num_seqs"])
         read_s = body_s + context_s * context + np.where(num_rows > 0, head_s, 0.0)
-        work_s = token_s * numbers["num_tokens"][row] + head_row_s * num_rows + pair_s * context
+        work_s = token_s * each(numbers["num_tokens"]) + head_row_s * num_rows + pair_s * context
         floor_s: Floats = np.maximum(read_s, work_s)
         return floor_s
 

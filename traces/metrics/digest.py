@@ -95,27 +95,27 @@ class DigestSink(RowsToColumns):
 
     def _add_levels(self, part: StepTable, steps: Expanded) -> None:
         """Levels over the time that each step adds to those before it, and who kept admission back."""
-        numbers, row = part.numbers, steps.row
+        numbers, each = part.numbers, steps.each
         covered_s = np.maximum.accumulate(np.concatenate(([self._end_s], steps.end_s)))
         self._end_s = float(covered_s[-1])
         start_s = np.minimum(np.maximum(steps.start_s, covered_s[:-1]), steps.end_s)
-        used = (self._num_gpu_blocks - numbers["free_blocks"])[row] + blocks_taken(part, steps)
-        levels = [numbers[name][row] for name in LEVELS[:3]] + [used]
+        used = each(self._num_gpu_blocks - numbers["free_blocks"]) + blocks_taken(part, steps)
+        levels = [each(numbers[name]) for name in LEVELS[:3]] + [used]
         self._bins.add_levels(start_s, steps.end_s, np.array(levels, np.float64))
         causes = dict.fromkeys(part.limited_by)
-        code = np.fromiter(map(list(causes).index, part.limited_by), np.int64, len(part))[row]
+        code = each(np.fromiter(map(list(causes).index, part.limited_by), np.int64, len(part)))
         for number, cause in enumerate(causes):
             self._bins.add_time(f"limited_by.{cause}", start_s, steps.end_s, code == number)
 
     def _add_work(self, part: StepTable, steps: Expanded) -> None:
         """Steps, tokens and time by term, booked where a step ends."""
-        numbers, row = part.numbers, steps.row
+        numbers, each = part.numbers, steps.each
         step_s = steps.end_s - steps.start_s
-        last = steps.index == numbers["steps"][row] - 1
-        chunk_tokens = np.where(last, numbers["chunk_tokens"][row], 0)
-        output = numbers["emitting"][row] + np.where(last, numbers["chunk_emits"][row], 0)
-        sums = {"steps": np.ones(len(row)), "step_s": step_s, "output_tokens": output, "prompt_tokens": chunk_tokens}
-        floor_s = np.zeros(len(row))
+        last = steps.is_last
+        chunk_tokens = np.where(last, each(numbers["chunk_tokens"]), 0)
+        output = each(numbers["emitting"]) + np.where(last, each(numbers["chunk_emits"]), 0)
+        sums = {"steps": np.ones(len(last)), "step_s": step_s, "output_tokens": output, "prompt_tokens": chunk_tokens}
+        floor_s = np.zeros(len(last))
         if self._split is not None:
             sums |= zip((f"term.{name}" for name in self._split.names), self._split.seconds(part, steps), strict=True)
             floor_s = self._split.floor_s(part, steps)

@@ -29,11 +29,10 @@ class GapCounts:
     def add_steps(self, part: StepTable, steps: Expanded) -> None:
         """Gaps of the rows that decode in step; those that come as stalls are left out."""
         numbers = part.numbers
-        after_s, regular = steps.start_s.copy(), numbers["emitting"][steps.row].copy()
+        after_s, regular = steps.start_s.copy(), steps.each(numbers["emitting"])
         after_s[steps.offset] = numbers["previous_emit_s"]
         regular[steps.offset] -= numbers["irregular"]
-        last = steps.index == numbers["steps"][steps.row] - 1
-        beside_prompt = last & (numbers["chunk_tokens"][steps.row] > 0)
+        beside_prompt = steps.is_last & steps.each(numbers["chunk_tokens"] > 0)
         prompt = (beside_prompt | (after_s < steps.start_s - 1e-9)) & (regular > 0)
         decode = ~prompt & (regular > 0)
         gap_s = steps.end_s - after_s

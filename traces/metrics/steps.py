@@ -107,11 +107,10 @@ class StepSums:
             self._limited_s[cause] = self._limited_s.get(cause, 0.0) + float(time_s)
 
     def _add_kv(self, part: StepTable, steps: Expanded, weight_s: NDArray[np.float64]) -> None:
-        numbers, row = part.numbers, steps.row
-        used = (self._num_gpu_blocks - numbers["free_blocks"])[row] + blocks_taken(part, steps)
-        stored = (numbers["stored_tokens"] + numbers["chunk_tokens"])[row] + (steps.index + 1) * numbers[
-            "emitting"
-        ][row]
+        numbers, each = part.numbers, steps.each
+        used = each(self._num_gpu_blocks - numbers["free_blocks"]) + blocks_taken(part, steps)
+        stored = each(numbers["stored_tokens"] + numbers["chunk_tokens"])
+        stored += (steps.index + 1) * each(numbers["emitting"])
         self._used_s += _weighted(used, weight_s)
         self._max_used = max(self._max_used, int(used.max()))
         # Shared prefix blocks may store more tokens than they have slots; that is no fragmentation.
@@ -125,7 +124,7 @@ def regular_gaps(part: StepTable, steps: Expanded) -> tuple[NDArray[np.float64],
     """Inter-token gaps of the decoding rows, step by step, with their counts; those that come as stalls left
     out."""
     numbers = part.numbers
-    after_s, regular = steps.start_s.copy(), numbers["emitting"][steps.row]
+    after_s, regular = steps.start_s.copy(), steps.each(numbers["emitting"])
     after_s[steps.offset] = numbers["previous_emit_s"]
     regular[steps.offset] -= numbers["irregular"]
     kept = regular > 0
@@ -139,7 +138,7 @@ def regular_gaps(part: StepTable, steps: Expanded) -> tuple[NDArray[np.float64],
 
 def tokens_of_steps(part: StepTable, steps: Expanded) -> NDArray[np.int64]:
     """Tokens emitted at the end of each step."""
-    emitted: NDArray[np.int64] = part.numbers["emitting"][steps.row]
+    emitted: NDArray[np.int64] = steps.each(part.numbers["emitting"])
     emitted[steps.offset + part.numbers["steps"] - 1] += part.numbers["chunk_emits"]
     return emitted
 

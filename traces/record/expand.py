@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,16 +16,27 @@ CHUNK_STEPS = 1 << 17
 
 @dataclass(frozen=True)
 class Expanded:
-    """Arrays with one entry a step: the row it belongs to, its index in that row, and its two boundaries.
+    """Arrays with one entry a step: its index in its row, and its two boundaries.
 
-    ``offset`` has one entry a row: the place of its first step.
+    ``steps`` and ``offset`` have one entry a row: its number of steps, and the place of its first step.
     """
 
-    row: NDArray[np.int64]
+    steps: NDArray[np.int64]
     index: NDArray[np.int64]
     start_s: NDArray[np.float64]
     end_s: NDArray[np.float64]
     offset: NDArray[np.int64]
+
+    def each(self, values: NDArray[Any]) -> NDArray[Any]:
+        """What is given for each row (last axis), for each step of it."""
+        return np.repeat(values, self.steps, axis=-1)
+
+    @property
+    def is_last(self) -> NDArray[np.bool_]:
+        """True for the last step of a row."""
+        last = np.zeros(len(self.index), np.bool_)
+        last[self.offset + self.steps - 1] = True
+        return last
 
 
 def chunks(table: StepTable, max_steps: int = CHUNK_STEPS) -> Iterator[StepTable]:
@@ -46,37 +58,38 @@ def expand(numbers: Numbers) -> Expanded:
     """
     steps = numbers["steps"]
     offset = np.cumsum(steps) - steps
-    row = np.repeat(np.arange(len(steps)), steps)
-    index = np.arange(len(row)) - offset[row]
-    end_s = np.empty(len(row))
+    index = np.arange(int(steps.sum())) - np.repeat(offset, steps)
+    end_s = _boundaries_s(numbers, index + 1)
     end_s[offset + steps - 1] = numbers["end_s"]
-    inner = np.flatnonzero(index < steps[row] - 1)
-    end_s[inner] = _boundary_s(numbers, row[inner], index[inner] + 1)
-    start_s = np.empty(len(row))
+    start_s = np.empty(len(index))
     start_s[1:] = end_s[:-1]
     start_s[offset] = numbers["start_s"]
-    return Expanded(row, index, start_s, end_s, offset)
+    return Expanded(steps, index, start_s, end_s, offset)
 
 
-def _boundary_s(numbers: Numbers, row: NDArray[np.int64], i: NDArray[np.int64]) -> NDArray[np.float64]:
-    k = numbers["first"][row] + i
-    tokens = k * numbers["anchor_context"][row] + numbers["num_seqs"][row] * (k * (k - 1) // 2)
-    duration_s = numbers["base_s"][row] * k + numbers["slope_s"][row] * tokens
-    end_s: NDArray[np.float64] = numbers["anchor_s"][row] + duration_s
+def _boundaries_s(numbers: Numbers, i: NDArray[np.int64]) -> NDArray[np.float64]:
+    steps = numbers["steps"]
+    k = np.repeat(numbers["first"], steps) + i
+    num_seqs, context = np.repeat(numbers["num_seqs"], steps), np.repeat(numbers["anchor_context"], steps)
+    tokens = k * context + num_seqs * (k * (k - 1) // 2)
+    duration_s = np.repeat(numbers["base_s"], steps) * k + np.repeat(numbers["slope_s"], steps) * tokens
+    end_s: NDArray[np.float64] = np.repeat(numbers["anchor_s"], steps) + duration_s
     return end_s
 
 
 def blocks_taken(table: StepTable, steps: Expanded) -> NDArray[np.int64]:
     """Blocks each step's row has taken since its first step, that step's own included."""
     flat, lengths = _residues_of_runs(table)
-    later = np.flatnonzero(steps.index > 0)
-    row = steps.row[later]
-    later, row = later[lengths[row] > 0], row[lengths[row] > 0]
-    first = np.cumsum(lengths) - lengths
-    taken = np.zeros(len(steps.row), np.int64)
-    taken[later] = flat[first[row] + (table.numbers["phase"][row] + steps.index[later]) % lengths[row]]
+    taken = np.zeros(len(steps.index), np.int64)
+    if not len(flat):
+        return taken
+    length = steps.each(lengths)
+    later = np.flatnonzero((steps.index > 0) & (length > 0))
+    place = steps.each(table.numbers["phase"])[later] + steps.index[later]
+    first = steps.each(np.cumsum(lengths) - lengths)[later]
+    taken[later] = flat[first + place % length[later]]
     total = np.cumsum(taken)
-    result: NDArray[np.int64] = total - total[steps.offset][steps.row]
+    result: NDArray[np.int64] = total - steps.each(total[steps.offset])
     return result
 
 

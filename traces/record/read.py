@@ -113,9 +113,8 @@ def expand_steps(rows: pd.DataFrame | Sequence[StepRow]) -> pd.DataFrame:
 
     table = step_table(rows)
     steps = expand(table.numbers)
-    row, index = steps.row, steps.index
-    of_row = {name: column[row] for name, column in table.numbers.items()}
-    last = index == of_row["steps"] - 1
+    index, last = steps.index, steps.is_last
+    of_row = {name: steps.each(column) for name, column in table.numbers.items()}
     columns = {
         "step": of_row["step"] + index,
         "start_s": steps.start_s,
@@ -128,7 +127,7 @@ def expand_steps(rows: pd.DataFrame | Sequence[StepRow]) -> pd.DataFrame:
         "free_blocks": of_row["free_blocks"] - blocks_taken(table, steps),
         "stored_tokens": of_row["stored_tokens"] + index * of_row["emitting"],
         "moved_bytes": np.where(index == 0, of_row["moved_bytes"], 0),
-        "limited_by": np.array(table.limited_by, dtype=object)[row],
+        "limited_by": steps.each(np.array(table.limited_by, dtype=object)),
     }
     return pd.DataFrame(columns)
 
