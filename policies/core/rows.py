@@ -178,9 +178,9 @@ class DecodeSet:
         self._granted = first + steps
         if not size:
             return []
-        buckets, start = self._buckets, first % size
         if not self._in_order:
-            buckets = [self._sorted(bucket) for bucket in buckets]
+            self._put_in_order()
+        buckets, start = self._buckets, first % size
         ring = buckets[start:] + buckets[:start]
         rounds, rest = divmod(steps, size)
         num_rows = len(self.rows)
@@ -218,6 +218,12 @@ class DecodeSet:
         if self._hashed:
             self._cache(bucket, growing=1)
         return grants
+
+    def _put_in_order(self) -> None:
+        """Sort all buckets, which stay so until a row joins or the running list changes."""
+        self._buckets = [self._sorted(bucket) for bucket in self._buckets]
+        self._last_order = max([row.order for row in self.rows.values()], default=-1)
+        self._in_order = True
 
     def _sorted(self, bucket: dict[RequestId, list[int]]) -> dict[RequestId, list[int]]:
         rows = self.rows
