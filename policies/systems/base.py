@@ -176,22 +176,25 @@ class BatchingPolicy(Policy):
         rejected: Sequence[Finish] = (),
         transfers: Sequence[Transfer] = (),
         limited_by: str = "arrivals",
+        num_tokens: int | None = None,
     ) -> StepPlan:
-        """The plan of this step, charged with the rows that decode (if they do) and the chunks."""
+        """The plan of this step, charged with the rows that decode (if they do) and the chunks, or with ``num_tokens``
+        tokens in all."""
         rows = self.decode
         leaves = self._leaves
         if leaves:
             self._leaves = []
         self._chunks = chunks
         mode: Decode | tuple[RequestId, ...] = _NONE
-        num_seqs = num_tokens = sum_context = max_context = 0
+        num_seqs = sum_context = max_context = 0
         if decode:
             num_seqs, sum_context, max_context = rows.totals()
-            num_tokens = num_seqs
             mode = tuple(rows.rows) if self._paused else _ALL
         self._decode_runs = num_seqs > 0
-        for chunk in chunks:
-            num_tokens += chunk[2]
+        if num_tokens is None:
+            num_tokens = num_seqs
+            for chunk in chunks:
+                num_tokens += chunk[2]
         return _new_tuple(StepPlan, (
             self._step, num_seqs, num_tokens, sum_context, max_context, mode, tuple(chunks),
             tuple(joins), tuple(grants), tuple(leaves), tuple(preempted),
@@ -247,14 +250,19 @@ class BatchingPolicy(Policy):
                 order.append(BatchRow(row.id, 1, self.decode.num_tokens(row) - 1, True))
         return order
 
+    def stored_tokens(self) -> int:
+        """Tokens of the running requests that have KV."""
+        stored = self.decode.sum_context
+        if self.partial or self._paused:
+            stored += sum(row.num_computed_tokens for row in (*self.partial.values(), *self._paused))
+        return stored
+
     def load(self) -> Load:
         """Queue lengths, free blocks, stored tokens, and which rows need blocks when."""
         decode, kv = self.decode, self.kv
-        size, stored = decode.block_size, decode.sum_context
-        if self.partial or self._paused:
-            stored += sum(row.num_computed_tokens for row in (*self.partial.values(), *self._paused))
+        size = decode.block_size
         return _new_tuple(Load, (
-            len(self.waiting), len(self.running), len(self.swapped), kv.pool.num_free, stored,
+            len(self.waiting), len(self.running), len(self.swapped), kv.pool.num_free, self.stored_tokens(),
             decode.steps % size if size else 0, tuple(decode.sizes), len(decode.rows) - self.num_idle,
             kv.cpu_pool.num_free,
         ))  # fmt: skip

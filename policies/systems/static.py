@@ -6,12 +6,13 @@ request ends.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from policies.core.errors import ContractError
 from policies.core.kv import KvManager
 from policies.core.native import mypyc_attr
-from policies.core.plan import BatchRow, Chunk, Grant, Horizon, Idle, Load, StepPlan, StepResult
+from policies.core.plan import BatchRow, Chunk, Finish, Grant, Horizon, Idle, StepPlan, StepResult
 from policies.core.request import RequestId
 from policies.core.rows import Row
 from policies.systems.base import BatchingPolicy
@@ -59,9 +60,11 @@ class Static(BatchingPolicy):
         if not self.waiting:
             return self.idle("no_requests")
         joins, chunks = self._start_batch()
-        plan = self.make_plan(decode=True, chunks=chunks, joins=joins, limited_by=self._limit())
-        longest = max([chunk.num_tokens for chunk in chunks])
-        return plan._replace(num_tokens=len(chunks) * longest)
+        longest = max([chunk[2] for chunk in chunks])
+        num_tokens = len(chunks) * longest
+        return self.make_plan(
+            decode=True, chunks=chunks, joins=joins, limited_by=self._limit(), num_tokens=num_tokens
+        )
 
     def _limit(self) -> str:
         return "batch" if self.waiting else "arrivals"
@@ -86,14 +89,20 @@ class Static(BatchingPolicy):
 
     def on_step_end(self, result: StepResult) -> None:
         """Book one token for each live row; free each row that ended, or the batch once all of it has."""
-        if self.return_early:
-            super().on_step_end(result)
-            return
-        super().on_step_end(result._replace(finished=()) if result.finished else result)
-        for finish in result.finished:
-            self._end(finish.id)
-        if self.num_idle == len(self.running):
+        super().on_step_end(result)
+        if not self.return_early and self.num_idle == len(self.running):
             self._end_batch()
+
+    def _book_chunks(self, finished: Sequence[Finish]) -> None:
+        """A row that ends with its prompt keeps its place among those that decode, unless it returns at once."""
+        super()._book_chunks(finished if self.return_early else ())
+
+    def _free(self, finished: Sequence[Finish]) -> None:
+        if self.return_early:
+            super()._free(finished)
+            return
+        for finish in finished:
+            self._end(finish[0])
 
     def _end(self, request_id: RequestId) -> None:
         """Let a row idle in its slot from now on."""
@@ -130,8 +139,6 @@ class Static(BatchingPolicy):
         order = super().batch_order()
         return [row._replace(emits=False) if row.id in self._ended else row for row in order]
 
-    def load(self) -> Load:
+    def stored_tokens(self) -> int:
         """As everywhere; rows that ended store no more tokens than they had."""
-        load = super().load()
-        idle_tokens = self.num_idle * self.decode.steps - self._sum_ended_steps
-        return load._replace(stored_tokens=load.stored_tokens - idle_tokens) if idle_tokens else load
+        return super().stored_tokens() - (self.num_idle * self.decode.steps - self._sum_ended_steps)

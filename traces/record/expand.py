@@ -54,7 +54,8 @@ def chunks(table: StepTable, max_steps: int = CHUNK_STEPS) -> Iterator[StepTable
 def expand(numbers: Numbers) -> Expanded:
     """Every step of the rows.
 
-    The boundaries equal ``QuietRun.end_s`` bit for bit, since the expression and the types are the same.
+    The boundaries equal ``QuietRun.end_s`` bit for bit, since the expression and the types are the same: its sums are
+    taken in place, and a sum of two does not depend on their order.
     """
     steps = numbers["steps"]
     offset = np.cumsum(steps) - steps
@@ -70,10 +71,12 @@ def expand(numbers: Numbers) -> Expanded:
 def _boundaries_s(numbers: Numbers, i: NDArray[np.int64]) -> NDArray[np.float64]:
     steps = numbers["steps"]
     k = np.repeat(numbers["first"], steps) + i
-    num_seqs, context = np.repeat(numbers["num_seqs"], steps), np.repeat(numbers["anchor_context"], steps)
-    tokens = k * context + num_seqs * (k * (k - 1) // 2)
-    duration_s = np.repeat(numbers["base_s"], steps) * k + np.repeat(numbers["slope_s"], steps) * tokens
-    end_s: NDArray[np.float64] = np.repeat(numbers["anchor_s"], steps) + duration_s
+    tokens = k * (k - 1) >> 1
+    tokens *= np.repeat(numbers["num_seqs"], steps)
+    tokens += np.repeat(numbers["anchor_context"], steps) * k
+    end_s: NDArray[np.float64] = np.repeat(numbers["slope_s"], steps) * tokens
+    end_s += np.repeat(numbers["base_s"], steps) * k
+    end_s += np.repeat(numbers["anchor_s"], steps)
     return end_s
 
 
