@@ -76,7 +76,7 @@ class TokenWatch:
 def recorded_token_times(kept: Kept) -> dict[RequestId, list[float]]:
     """When each token came, by the segments of the requests and the decode steps of the record."""
     table, steps = kept.expanded()
-    decode_ends = steps.end_s[table.numbers["emitting"][steps.row] > 0].tolist()
+    decode_ends = steps.end_s[steps.each(table.numbers["emitting"]) > 0].tolist()
     times: dict[RequestId, list[float]] = {}
     for row in kept.request_rows:
         mine = times[row.id] = []
@@ -105,7 +105,7 @@ def gaps_of(token_times: Mapping[RequestId, list[float]]) -> Counter[float]:
 def recorded_free_blocks(kept: Kept) -> list[int]:
     """Free blocks at the start of every step, its own ones booked."""
     table, steps = kept.expanded()
-    free = table.numbers["free_blocks"][steps.row] - blocks_taken(table, steps)
+    free = steps.each(table.numbers["free_blocks"]) - blocks_taken(table, steps)
     return [int(count) for count in free]
 
 

@@ -72,7 +72,7 @@ class Tape(RowsToColumns):
         for rows in _parts(self._steps):
             steps = expand(rows)
             ends_s = np.concatenate(([before_s], steps.end_s))
-            yield Steps(steps.start_s, steps.end_s, ends_s[:-1], rows["present"][steps.row])
+            yield Steps(steps.start_s, steps.end_s, ends_s[:-1], steps.each(rows["present"]))
             before_s = float(ends_s[-1])
 
 
