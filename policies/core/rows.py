@@ -222,7 +222,7 @@ class DecodeSet:
     def _put_in_order(self) -> None:
         """Sort all buckets, which stay so until a row joins or the running list changes."""
         self._buckets = [self._sorted(bucket) for bucket in self._buckets]
-        self._last_order = max([row.order for row in self.rows.values()], default=-1)
+        self.last_order = max([row.order for row in self.rows.values()], default=-1)
         self._in_order = True
 
     def _sorted(self, bucket: dict[RequestId, list[int]]) -> dict[RequestId, list[int]]:
