@@ -40,6 +40,8 @@ def rows_of(timed: Timed, layers: int, block_bytes: int) -> Iterator[Measurement
         yield Measurement("head", SOURCE, seconds, sequences=rows)
     for step, seconds in steps.items():
         batch = len(step.contexts)
+        if step.silent:
+            continue
         if step.bare and step.chunks == 1 and (batch or step.chunk_tokens > most):
             layer_s = max(seconds - heads[batch or 1], _LEAST_S) / layers
             yield Measurement("linear", SOURCE, layer_s, tokens=step.num_tokens)

@@ -6,13 +6,17 @@ import json
 from pathlib import Path
 from random import Random
 from statistics import median
+from typing import Any
 
 import pytest
 
 from calibrate.execute import Options, open_machine, prepare_on
+from calibrate.fitting import step_once_s
 from calibrate.measure_levels import levelled
 from calibrate.measure_points import Sizes, Step, grid, points
+from calibrate.measure_rounds import Rounds
 from calibrate.measure_rows import Timed, rows_of
+from calibrate.operators import AttentionPoint
 from calibrate.profile_file import read_profile
 from tests.command import batchscope, settings
 
@@ -121,6 +125,86 @@ def test_attention_is_what_a_step_takes_beyond_the_same_without() -> None:
     assert by_operator["host"].seconds == 0.1
 
 
+def test_the_head_is_what_sampled_rows_add_within_steps() -> None:
+    """A head timed alone finds its weights in the caches that the layers have filled in a step."""
+    steps = {
+        Step((16,) * 4, bare=True): 9.0,
+        Step((16,), bare=True): 5.0,
+        Step(chunk_tokens=1, bare=True): 5.0,
+        Step(chunk_tokens=4, bare=True): 6.0,
+        Step(chunk_tokens=16, bare=True): 7.0,
+        Step(chunk_tokens=16, bare=True, silent=True): 6.5,
+    }
+    rows = list(rows_of(Timed(steps, {1: 100.0, 4: 100.0}, {}, {}), layers=2, block_bytes=100))
+    assert {(row.sequences, row.seconds) for row in rows if row.operator == "head"} == {(1, 0.5), (4, 3.5)}
+    # The head's part is out of both, so that the layers take what a prompt of as many tokens takes.
+    assert {(row.tokens, row.seconds) for row in rows if row.operator == "linear"} == {(1, 2.25), (4, 2.75), (16, 3.25)}
+
+
+def test_eager_steps_come_with_what_tells_their_head() -> None:
+    sizes = Sizes(max_model_len=256, max_num_seqs=16, max_num_batched_tokens=128, cache_tokens=2048, eager=True)
+    steps = {step: level for level, step in points(sizes)}
+    assert [(step.chunk_tokens, level) for step, level in steps.items() if step.silent] == [(16, 0)]
+    for step, level in steps.items():
+        if step.bare and step.contexts:
+            assert steps[Step(chunk_tokens=len(step.contexts), bare=True)] <= level
+    assert not any(step.silent for _, step in points(sizes._replace(eager=False)))
+
+
+def test_several_chunks_tell_what_a_step_pays_once() -> None:
+    alone = [AttentionPoint(1, tokens, 0, 1.0 + 0.1 * tokens) for tokens in (16, 64)]
+    assert step_once_s(alone) == pytest.approx(2.6)
+    several = [AttentionPoint(count, tokens, 0, 1.0 + count * 0.1 * tokens) for tokens in (16, 64) for count in (2, 4)]
+    assert step_once_s([*alone, *several]) == pytest.approx(1.0)
+    apart = [AttentionPoint(4, 16, 0, 4 * 2.6)]
+    assert step_once_s([*alone, *apart]) == pytest.approx(0.0)
+
+
+class Ticks:
+    """A timer of steps on a machine that is twice as slow in every fourth step; ``seen`` are the steps it ran."""
+
+    def __init__(self) -> None:
+        self.seen: list[Step] = []
+
+    def seconds(self, step: Step) -> float:
+        """A second a token, or two."""
+        self.seen.append(step)
+        return step.num_tokens * (2.0 if len(self.seen) % 4 == 0 else 1.0)
+
+    def head_seconds(self, num_rows: int) -> float:
+        """A second a row."""
+        return float(num_rows)
+
+
+class NoSwaps:
+    """A timer of transfers."""
+
+    def seconds(self, num_blocks: int) -> float:
+        """A second a block."""
+        return float(num_blocks)
+
+
+def test_rounds_time_decodes_after_decodes_and_know_how_slow_the_machine_was() -> None:
+    ticks: Any = Ticks()
+    swaps: Any = NoSwaps()
+    sizes = Sizes(max_model_len=64, max_num_seqs=4, max_num_batched_tokens=64, cache_tokens=256, eager=True)
+    rounds = Rounds(ticks, swaps, points(sizes), (1, 2))
+    rounds.choose(float("inf"))
+    ticks.seen.clear()
+    for _ in range(9):
+        rounds.round()
+    places = [place for place, step in enumerate(ticks.seen) if not step.chunk_tokens]
+    assert len(places) % 2 == 0
+    assert all(ticks.seen[one] == ticks.seen[other] for one, other in zip(places[::2], places[1::2], strict=True))
+    timed = rounds.timed()
+    assert not timed.heads  # steps tell it
+    played = 9 * sum(step.num_tokens * (3 if step.bare else 1) for step in timed.steps)
+    assert 1.0 < rounds.slowness() < 2.0
+    slowed = timed.slowed(rounds.slowness())
+    told = 9 * sum(seconds * (3 if step.bare else 1) for step, seconds in slowed.steps.items())
+    assert played < told < 2 * played
+
+
 def test_steps_are_timed_on_the_tokens_that_the_batch_table_would_send() -> None:
     """The same runner, on arrays of one's own: tokens come out, and none is out of the vocabulary."""
     from calibrate.measure_steps import StepTimer
@@ -141,7 +225,17 @@ def test_steps_are_timed_on_the_tokens_that_the_batch_table_would_send() -> None
     cache = make_cache(machine.model, prepare_on(machine, config).policy)
     cache.blocks_NL2KSD.normal_()
     timer = StepTimer(machine.model, cache, 4, graphs=True)
-    for step in (Step((5, 100, 17)), Step(chunk_tokens=20, chunk_context=30), Step((40,), 33), Step((9,), bare=True)):
+    several = Step((40,), 17, 3, chunks=2)
+    for step in (Step((5, 100, 17)), Step(chunk_tokens=20, chunk_context=30), several, Step((9,), bare=True)):
         assert timer.seconds(step) > 0
+    assert timer.seconds(Step(chunk_tokens=16, silent=True)) > 0
+    arrays = timer.arrays(several)
+    assert arrays.cu_C1.tolist() == [0, 17, 34]
+    assert arrays.starts_C.tolist() == [3, 3]
+    assert arrays.positions_T.tolist() == [39, *range(3, 20), *range(3, 20)]
+    assert arrays.rows_T.tolist() == [0, *[1] * 17, *[2] * 17]
+    assert arrays.emit_E.tolist() == [0, 17, 34]
+    assert len(set(arrays.slots_T.tolist())) == 35
+    assert timer.arrays(several._replace(silent=True)).emit_ids == []
     assert timer.head_seconds(3) > 0
 
