@@ -1,8 +1,8 @@
 """``python -m calibrate.agreement`` (``make validate``): simulated against measured on the executor, on this CPU.
 
-Each round executes every workload once and times all steps of the calibration before each, in one process, so that
-whatever else the machine does hits both alike. A cost file is then fitted to the timed steps alone, as slow as the
-machine was while they were timed, and every workload simulated.
+Each round executes every workload once; before and after each run all steps of the calibration are timed, in one
+process, so that whatever else the machine does hits both alike. Cost files are then fitted to the timed steps alone,
+one for each run, of a machine as slow as it was just before and after it, and each run is simulated.
 """
 
 from __future__ import annotations
@@ -46,11 +46,12 @@ class Plan(NamedTuple):
     rounds: int = 5
 
 
-class Told(NamedTuple):
-    """A workload's runs: their summaries and their steps."""
+class Run(NamedTuple):
+    """An executed run: its summary, its steps, and after how many rounds of timed steps it began."""
 
-    summaries: list[dict[str, Any]]
+    summary: dict[str, Any]
     steps: list[DoneStep]
+    rounds: int
 
 
 class Trial:
@@ -67,12 +68,7 @@ class Trial:
         self.session.choose(float("inf"))
         full = run_on(self.machine, self._setup(base), self._options).summary
         self.cases = cases(plan.scale, full["throughput"]["requests_per_s"])
-        self.told = {case.name: Told([], []) for case in self.cases}
-
-    @property
-    def costs(self) -> Path:
-        """The cost file of all that was timed so far."""
-        return self._folder / "costs.json"
+        self.runs: dict[str, list[Run]] = {case.name: [] for case in self.cases}
 
     def play(self) -> None:
         """All rounds."""
@@ -82,17 +78,23 @@ class Trial:
                 self.session.round()
                 keeper = StepKeeper()
                 summary = run_on(self.machine, self._setup(case.config), self._options, observer=keeper).summary
-                told = self.told[case.name]
-                told.summaries.append(summary)
-                told.steps.extend(keeper.steps)
+                self.runs[case.name].append(Run(summary, keeper.steps, self.session.rounds))
                 self._tell(f"round {number + 1}, {case.name}: {summary['duration_s']:.2f} s")
             self._tell(f"{len(self.session.steps)} kinds of steps timed, {self.session.rounds} times")
-        self._fit()
+        self.session.round()
 
-    def simulate(self, config: RunConfig, out: Path | None = None) -> tuple[Setup, Result]:
-        """The same workload with the fitted costs."""
+    def slowness(self, run: Run) -> float:
+        """How slow the machine was in the rounds of timed steps before and after a run, over how slow it mostly was."""
+        return self.session.slowness(slice(run.rounds - 1, run.rounds + 1))
+
+    def simulate(self, config: RunConfig, slowness: float = 1.0, out: Path | None = None) -> tuple[Setup, Result]:
+        """The same workload with costs fitted to the timed steps, on a machine that is so much slower than usual."""
+        costs = self._folder / "costs.json"
+        profile = self.session.profile(_CARD, slowness)
+        fitted = fit_profile(profile, self.machine.model.shape, card(_CARD), name="timed steps", date=today())
+        write_whole(costs, json.dumps(fitted.cost_file))
         tables = self._setup(config).config.to_dict()
-        tables["hardware"]["cost_model"] = str(self.costs)
+        tables["hardware"]["cost_model"] = str(costs)
         setup = prepare(config_from_tables(tables))
         return setup, run_setup(setup, out=out)
 
@@ -104,14 +106,9 @@ class Trial:
         with tempfile.TemporaryDirectory(dir=self._folder) as name:
             real, simulated = Path(name) / "real", Path(name) / "simulated"
             run_on(self.machine, self._setup(config), self._options, out=real)
-            self.simulate(config, simulated)
+            self.simulate(config, out=simulated)
             found = compare_decisions(real, simulated, ("executed", "simulated"))
         return found.difference or ""
-
-    def _fit(self) -> None:
-        profile = self.session.profile(_CARD, as_it_was=True)
-        fitted = fit_profile(profile, self.machine.model.shape, card(_CARD), name="timed steps", date=today())
-        write_whole(self.costs, json.dumps(fitted.cost_file))
 
     def _setup(self, config: RunConfig) -> Setup:
         return prepare_on(self.machine, config)
@@ -123,18 +120,24 @@ def agreement(plan: Plan, folder: Path, tell: Callable[[str], object] = lambda t
     trial.play()
     found = []
     for case in trial.cases:
-        told = trial.told[case.name]
-        setup, result = trial.simulate(case.config)
+        runs = trial.runs[case.name]
+        slownesses = [trial.slowness(run) for run in runs]
+        simulated = [trial.simulate(case.config, slowness) for slowness in slownesses]
+        setup = simulated[0][0]
         link = swap_link(setup.config, setup.shape, setup.policy.kv.block_size)
-        compared = compare(told.summaries, result.summary)
+        compared = compare([run.summary for run in runs], [result.summary for _, result in simulated])
         differs = trial.decides_alike(case) if case.timeless else None
         found.append(
             {
                 "name": case.name,
                 "what": case.what,
                 "figures": [one.to_dict() for one in compared],
-                "runs_s": [summary["duration_s"] for summary in told.summaries],
-                "steps": step_errors(told.steps, setup.costs, link),
+                "runs_s": [run.summary["duration_s"] for run in runs],
+                "simulated_s": [result.summary["duration_s"] for _, result in simulated],
+                "slowness": slownesses,
+                "steps": step_errors(
+                    [(run.steps, setup.costs) for run, (setup, _) in zip(runs, simulated, strict=True)], link
+                ),
                 "first_differing_decision": differs,
                 "holds": _holds(compared) and not differs,
             }
@@ -147,7 +150,6 @@ def agreement(plan: Plan, folder: Path, tell: Callable[[str], object] = lambda t
         "dtype": "float32",
         "plan": {**plan._asdict(), "scale": plan.scale._asdict()},
         "calibration_rounds": trial.session.rounds,
-        "slowness": trial.session.slowness(),
         "calibration_steps": len(trial.session.steps),
         "workloads": found,
         "holds": all(case["holds"] for case in found),

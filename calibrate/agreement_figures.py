@@ -54,17 +54,17 @@ def figures(summary: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
         yield f"preemptions by {kind}", summary["preemptions"][kind]
 
 
-def compare(measured: Sequence[Mapping[str, Any]], simulated: Mapping[str, Any]) -> list[Compared]:
-    """All figures of a workload that both worlds have: summaries of its runs against that of its simulation."""
-    runs = [dict(figures(summary)) for summary in measured]
-    predicted = dict(figures(simulated))
+def compare(measured: Sequence[Mapping[str, Any]], simulated: Sequence[Mapping[str, Any]]) -> list[Compared]:
+    """All figures of a workload that both worlds have: medians of the summaries of its runs and of its simulations."""
+    runs, predicted = ([dict(figures(summary)) for summary in summaries] for summaries in (measured, simulated))
     found = []
     for figure in runs[0]:
         values = [run[figure] for run in runs]
         noise = _noise(values)
-        if figure in predicted:
+        if figure in predicted[0]:
+            simulation = statistics.median(run[figure] for run in predicted)
             found.append(
-                Compared(figure, statistics.median(values), predicted[figure], noise, _limit(figure, noise or 0.0))
+                Compared(figure, statistics.median(values), simulation, noise, _limit(figure, noise or 0.0))
             )
     return found
 

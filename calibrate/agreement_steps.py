@@ -63,12 +63,13 @@ def predicted_s(plan: StepPlan, costs: CostModel, link: SwapLink) -> float:
     return seconds
 
 
-def step_errors(steps: Iterable[DoneStep], costs: CostModel, link: SwapLink) -> dict[str, dict[str, Any]]:
-    """By kind of step: how many, the median and mean of the measured seconds, the sum's error, the median of the
-    absolute errors, and how many errors lie in each bin of ``EDGES``."""
+def step_errors(runs: Iterable[tuple[Sequence[DoneStep], CostModel]], link: SwapLink) -> dict[str, dict[str, Any]]:
+    """Of runs, each with the costs that predict it, by kind of step: how many, the median and mean of the measured
+    seconds, the sum's error, the median of the absolute errors, and how many errors lie in each bin of ``EDGES``."""
     by_kind: dict[str, list[tuple[float, float]]] = {}
-    for step in steps:
-        by_kind.setdefault(step.kind, []).append((step.seconds, predicted_s(step.plan, costs, link)))
+    for steps, costs in runs:
+        for step in steps:
+            by_kind.setdefault(step.kind, []).append((step.seconds, predicted_s(step.plan, costs, link)))
     by_kind["all"] = [pair for pairs in by_kind.values() for pair in pairs]
     return {kind: _errors(pairs) for kind, pairs in by_kind.items() if pairs}
 

@@ -72,13 +72,10 @@ class Session(Rounds):
                 seconds = found["host_before_s"]["p50"] + found["host_after_s"]["p50"]
                 self.hosts.setdefault(batch, []).append(seconds)
 
-    def profile(self, card: str, *, as_it_was: bool = False) -> Profile:
-        """The profile of what was found so far; ``card`` is the device's name in the catalog.
-
-        Steps are those of the machine left alone, or, ``as_it_was``, of the machine as slow as it was on average while
-        they were timed.
-        """
-        timed, slowness = self.timed(), self.slowness() if as_it_was else 1.0
+    def profile(self, card: str, slowness: float = 1.0) -> Profile:
+        """The profile of what was found so far; ``card`` is the device's name in the catalog. ``slowness`` multiplies
+        all seconds: those of a machine that is slower than in most rounds."""
+        timed = self.timed()
         shape, machine = self.machine.model.shape, self.machine
         date = today()
         numbers = f"{str(machine.where.dtype).removeprefix('torch.')}, {machine.where.ops.name} operations"
@@ -89,7 +86,7 @@ class Session(Rounds):
             method=(
                 f"medians of {self.rounds} interleaved rounds over {len(self.steps)} of {len(self.candidates)} steps,"
                 " each over how slow its neighbours in time were; attention is the difference to a step without it"
-                + (f"; all times {slowness:.3f}, how slow the machine was on average" if as_it_was else "")
+                + ("" if slowness == 1.0 else f"; all of them times {slowness:.3f}")
             ),
         )
         rows = tuple(rows_of(timed.slowed(slowness), shape.layers, self._block_bytes))

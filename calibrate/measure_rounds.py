@@ -85,11 +85,10 @@ class Rounds:
         found = (levelled(self._played), self._heads, self._swaps, self.hosts)
         return Timed(*(_medians(times) for times in found))
 
-    def slowness(self) -> float:
-        """How long all steps took together, over their medians in ``timed``: above 1 where the machine was slowed for
-        less than half of the time, below 1 where it was for more."""
+    def slowness(self, rounds: slice = slice(None)) -> float:
+        """How long the steps of some rounds took together, over their medians in ``timed``."""
         usual_s = self.timed().steps
-        played = [pair for played in self._played for pair in played]
+        played = [pair for played in self._played[rounds] for pair in played]
         return sum(seconds for _, seconds in played) / sum(usual_s[step] for step, _ in played)
 
 

@@ -28,8 +28,11 @@ class Timed(NamedTuple):
     hosts: Mapping[int, float]
 
     def slowed(self, factor: float) -> Timed:
-        """The same with steps of a machine that is slower by this factor."""
-        return self._replace(steps={step: factor * seconds for step, seconds in self.steps.items()})
+        """The same of a machine that is slower by this factor."""
+        return Timed(
+            {step: factor * seconds for step, seconds in self.steps.items()},
+            *({size: factor * seconds for size, seconds in times.items()} for times in self[1:]),
+        )
 
 
 def rows_of(timed: Timed, layers: int, block_bytes: int) -> Iterator[Measurement]:

@@ -66,13 +66,13 @@ def test_a_small_agreement_compares_every_figure_and_every_step(
 
 def test_an_error_may_be_five_per_cent_or_twice_the_noise() -> None:
     quiet = [summary(0.010, 0.1, 100), summary(0.010, 0.1, 100), summary(0.010, 0.1, 100)]
-    found = by_name(compare(quiet, summary(0.0104, 0.109, 96)))
+    found = by_name(compare(quiet, [summary(0.0104, 0.109, 96)]))
     assert {name for name, one in found.items() if one.limit} == LIMITED
     assert all(one.holds for one in found.values())
-    found = by_name(compare(quiet, summary(0.0106, 0.111, 94)))
+    found = by_name(compare(quiet, [summary(0.0106, 0.111, 94)]))
     assert {name for name, one in found.items() if not one.holds} == LIMITED
     noisy = [summary(0.010, 0.1, 100), summary(0.0104, 0.12, 96), summary(0.010, 0.1, 100)]
-    found = by_name(compare(noisy, summary(0.0106, 0.111, 94)))
+    found = by_name(compare(noisy, [summary(0.0106, 0.111, 94)]))
     assert found["itl_s mean"].noise == pytest.approx((0.04 + 0.4 / 10.4) / 2)
     # No noise widens the limit of TTFT.
     assert {name for name, one in found.items() if not one.holds} == {"ttft_s mean"}
@@ -80,10 +80,10 @@ def test_an_error_may_be_five_per_cent_or_twice_the_noise() -> None:
 
 def test_medians_are_compared_and_preemptions_shown() -> None:
     runs = [summary(0.010, 0.1, 100, 3), summary(0.5, 0.1, 100, 3), summary(0.012, 0.1, 100, 4)]
-    found = by_name(compare(runs, summary(0.012, 0.1, 100, 5)))
+    found = by_name(compare(runs, [summary(0.012, 0.1, 100, 5)]))
     assert found["itl_s mean"].error == pytest.approx(0.0)
     assert (found["preemptions by swap"].measured, found["preemptions by swap"].simulated) == (3, 5)
-    assert compare(runs[:1], runs[0])[0].noise is None
+    assert compare(runs[:1], runs[:1])[0].noise is None
 
 
 def test_what_cannot_be_run_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
