@@ -220,7 +220,7 @@ class Fitter:
         terms = Terms(self.linear, self.measured.uneven.added_to(even), prefill, self.measured.head)
         if not is_other and cached and len({point.chunk for point in single}) >= _FEW_CHUNKS:
             contexts = _as_far(CONTEXTS, max(point.context for point in cached))
-            once_s = step_once_s(fresh)
+            once_s = step_once_s(fresh, min(point.seconds for point in single))
             table = fit_chunks(single, self._weights(single), contexts, once_s, self.layer_read_s)
             terms = terms._replace(chunks=table, prefill=prefill._replace(step_s=once_s))
         return terms if not mixed else terms._replace(mixed=self._mixed(mixed, terms))

@@ -144,16 +144,15 @@ def fit_chunks(
     return PrefillTable(knots, contexts, rows)
 
 
-def step_once_s(fresh: Sequence[AttentionPoint]) -> float:
+def step_once_s(fresh: Sequence[AttentionPoint], least_s: float) -> float:
     """What a step with chunks takes once, however many they are: told by steps of several equal ones, of which n take
-    n times one, less what is paid once. Where there is none, the shortest step."""
+    n times one, less what is paid once. At most ``least_s``, the shortest step's, and that where there is none."""
     alone_s = {point.chunk: point.seconds for point in fresh if point.batch == 1}
     once_s = [
         (point.batch * alone_s[point.chunk] - point.seconds) / (point.batch - 1)
         for point in fresh
         if point.batch > 1 and point.chunk in alone_s
     ]
-    least_s = min(alone_s.values())
     return min(max(statistics.median(once_s), 0.0), least_s) if once_s else least_s
 
 

@@ -11,9 +11,7 @@ from typing import NamedTuple
 BLOCK_SIZE = 16
 """Tokens of a block of KV memory under the presets that the agreement and the GPU check run: vLLM's default."""
 
-LEAST_CHUNK = 16
-"""Tokens of the smallest chunk."""
-
+_LEAST_CHUNK = 16
 _LEAST_CONTEXT = 16
 _CHUNKS = (2, 4)
 """Chunks of the steps that tell what each of several takes."""
@@ -64,7 +62,8 @@ class Point(NamedTuple):
 
 
 def points(sizes: Sizes) -> list[Point]:
-    """Everything that could be measured, coarse levels first."""
+    """Everything that could be measured, coarse levels first. What a step is compared with, the same without attention
+    or of as many tokens in one chunk, stands before it, so that points may be cut off after any."""
     levels: dict[Step, int] = {}
     for part in (_decode(sizes), _chunks(sizes), _several(sizes), _uneven(sizes), _mixed(sizes)):
         for level, step in part:
@@ -88,17 +87,17 @@ def grid(least: int, most: int) -> dict[int, int]:
 
 def _decode(sizes: Sizes) -> Iterator[Point]:
     for batch, level in grid(1, sizes.max_num_seqs).items():
-        yield Point(level, Step((_LEAST_CONTEXT,) * batch, bare=True))
         if sizes.eager:
             yield Point(level, Step(chunk_tokens=batch, bare=True))
+        yield Point(level, Step((_LEAST_CONTEXT,) * batch, bare=True))
         for context, finer in grid(_LEAST_CONTEXT, sizes.max_model_len).items():
             yield Point(max(level, finer), Step((context,) * batch))
 
 
 def _chunks(sizes: Sizes) -> Iterator[Point]:
     if sizes.eager:
-        yield Point(0, Step(chunk_tokens=LEAST_CHUNK, bare=True, silent=True))
-    for tokens, level in grid(LEAST_CHUNK, _longest_chunk(sizes)).items():
+        yield Point(0, Step(chunk_tokens=min(_LEAST_CHUNK, _longest_chunk(sizes)), bare=True, silent=True))
+    for tokens, level in grid(_LEAST_CHUNK, _longest_chunk(sizes)).items():
         yield Point(level, Step(chunk_tokens=tokens, bare=True))
         yield Point(level, Step(chunk_tokens=tokens))
         for context, finer in grid(_LEAST_CONTEXT, sizes.max_model_len).items():
@@ -108,12 +107,12 @@ def _chunks(sizes: Sizes) -> Iterator[Point]:
 
 def _several(sizes: Sizes) -> Iterator[Point]:
     """Chunks beside each other, without cached tokens."""
-    for tokens, level in grid(LEAST_CHUNK, _longest_chunk(sizes)).items():
+    for tokens, level in grid(_LEAST_CHUNK, _longest_chunk(sizes)).items():
         for chunks in _CHUNKS:
             step = Step(chunk_tokens=tokens, chunks=chunks)
             if chunks <= sizes.max_num_seqs and step.num_tokens <= sizes.max_num_batched_tokens:
-                yield Point(max(level, 1), step)
                 yield Point(max(level, 1), step._replace(bare=True))
+                yield Point(max(level, 1), step)
 
 
 def _longest_chunk(sizes: Sizes) -> int:
@@ -133,6 +132,6 @@ def _uneven(sizes: Sizes) -> Iterator[Point]:
 def _mixed(sizes: Sizes) -> Iterator[Point]:
     """Steps that both decode and prefill: the sum of the two is checked on them."""
     for batch, level in grid(1, sizes.max_num_seqs).items():
-        for tokens, finer in grid(LEAST_CHUNK, _longest_chunk(sizes)).items():
+        for tokens, finer in grid(_LEAST_CHUNK, _longest_chunk(sizes)).items():
             if batch + tokens <= sizes.max_num_batched_tokens:
                 yield Point(max(level, finer), Step((sizes.max_model_len // 2,) * batch, tokens))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from calibrate.measure_points import LEAST_CHUNK, Step
+from calibrate.measure_points import Step
 from calibrate.profile import Measurement
 
 SOURCE = "executor"
@@ -63,11 +63,10 @@ def _heads(timed: Timed) -> Mapping[int, float]:
     computes of sampled rows alone is part of it.
     """
     steps = timed.steps
-    least = Step(chunk_tokens=LEAST_CHUNK, bare=True)
-    silent_s = steps.get(least._replace(silent=True))
-    if silent_s is None:
+    silent = next((step for step in steps if step.silent), None)
+    if silent is None:
         return timed.heads
-    one_s = max(steps[least] - silent_s, _LEAST_S)
+    one_s = max(steps[silent._replace(silent=False)] - steps[silent], _LEAST_S)
     more_s = {
         len(step.contexts): seconds - steps[Step(chunk_tokens=len(step.contexts), bare=True)]
         for step, seconds in steps.items()

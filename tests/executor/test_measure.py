@@ -151,13 +151,26 @@ def test_eager_steps_come_with_what_tells_their_head() -> None:
     assert not any(step.silent for _, step in points(sizes._replace(eager=False)))
 
 
+@pytest.mark.parametrize("eager", [True, False])
+@pytest.mark.parametrize(("seqs", "tokens"), [(1, 8), (4, 8), (8, 64), (16, 256), (48, 40)])
+def test_points_may_be_cut_off_after_any_beyond_the_coarsest(seqs: int, tokens: int, *, eager: bool) -> None:
+    found = points(Sizes(256, seqs, tokens, cache_tokens=256 * seqs, eager=eager))
+    assert found[0].level == 0
+    heads = {len(step.contexts): 0.5 for _, step in found if step.bare and step.contexts}
+    coarse = sum(level == 0 for level, _ in found)
+    for cut in range(coarse, len(found) + 1):
+        steps = {step: 1.0 + step.num_tokens for _, step in found[:cut]}
+        operators = {row.operator for row in rows_of(Timed(steps, heads, {}, {}), layers=2, block_bytes=100)}
+        assert operators >= {"head", "linear", "decode", "prefill"}
+
+
 def test_several_chunks_tell_what_a_step_pays_once() -> None:
     alone = [AttentionPoint(1, tokens, 0, 1.0 + 0.1 * tokens) for tokens in (16, 64)]
-    assert step_once_s(alone) == pytest.approx(2.6)
+    assert step_once_s(alone, 2.6) == pytest.approx(2.6)
     several = [AttentionPoint(count, tokens, 0, 1.0 + count * 0.1 * tokens) for tokens in (16, 64) for count in (2, 4)]
-    assert step_once_s([*alone, *several]) == pytest.approx(1.0)
+    assert step_once_s([*alone, *several], 2.6) == pytest.approx(1.0)
     apart = [AttentionPoint(4, 16, 0, 4 * 2.6)]
-    assert step_once_s([*alone, *apart]) == pytest.approx(0.0)
+    assert step_once_s([*alone, *apart], 2.6) == pytest.approx(0.0)
 
 
 class Ticks:
