@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from policies.core.errors import UserError
+
 
 def parse_json(text: str) -> Any:
     """The value of a JSON text.
@@ -41,3 +43,15 @@ def whole_lines(path: Path | str) -> Iterator[tuple[int, str]]:
             if not text.endswith("\n"):
                 return
             yield number, text
+
+
+def log_lines(path: Path | str, what: str) -> Iterator[tuple[int, str, Any]]:
+    """Number, ``type`` and value of each whole line of a log. UserError for one that is no object with a type, no
+    ``what``."""
+    for number, text in whole_lines(path):
+        try:
+            line = parse_json(text)
+            kind = line["type"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{path}, line {number}: no {what} ({error}); run again") from None
+        yield number, kind, line

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from policies.core.errors import UserError
-from policies.json_text import parse_json, whole_lines
+from policies.json_text import log_lines
 
 DECISIONS_NAME = "decisions.jsonl"
 """Its file in a run folder."""
@@ -29,12 +29,7 @@ class Decisions(NamedTuple):
 
 def read_decisions(path: Path) -> Iterator[Line]:
     """The step lines of a log; a last line that a kill cut off is left out. Raises a UserError for a bad line."""
-    for number, text in whole_lines(path):
-        try:
-            line = parse_json(text)
-            kind = line["type"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{path}, line {number}: no line of a decision log ({error}); run again") from None
+    for _, kind, line in log_lines(path, "line of a decision log"):
         if kind == "step":
             yield line
 

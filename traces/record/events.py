@@ -16,7 +16,7 @@ from policies.core.errors import UserError
 from policies.core.plan import Decode, Finish, Idle, StepPlan, StepResult, StepTime
 from policies.core.request import Request, RequestId, Slo
 from policies.core.stops import Stop
-from policies.json_text import parse_json, whole_lines
+from policies.json_text import log_lines
 
 SCHEMA: Final = 1
 EVENTS_NAME: Final = "events.jsonl"
@@ -106,12 +106,7 @@ def plan_fields(plan: StepPlan | Idle) -> dict[str, Any]:
 def read_events(path: Path | str) -> Iterator[Line]:
     """The lines of a log; the last one may be cut off by a kill, and is left out then. Raises UserError with the line
     of the first bad one."""
-    for number, text in whole_lines(path):
-        try:
-            line = parse_json(text)
-            kind = line["type"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{path}, line {number}: no event of a run ({error}); run again") from None
+    for number, kind, line in log_lines(path, "event of a run"):
         if number == 1 and (kind != "run" or line.get("schema") != SCHEMA):
             raise UserError(f"{path}, line 1: no log of events of this version (schema {SCHEMA}); run again")
         yield line
