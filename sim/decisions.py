@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from policies.core.errors import UserError
-from policies.json_text import log_lines
+from policies.json_text import log_lines, parse_json
 
 DECISIONS_NAME = "decisions.jsonl"
 """Its file in a run folder."""
