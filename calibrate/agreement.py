@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from calibrate.agreement_figures import Compared, compare
-from calibrate.agreement_steps import DoneStep, StepKeeper, step_errors
+from calibrate.agreement_pace import Pace
+from calibrate.agreement_steps import DoneStep, SpeedWatch, step_errors
 from calibrate.agreement_text import page, short_page
 from calibrate.agreement_workloads import Case, Scale, cases, full_house
 from calibrate.dates import today
@@ -26,6 +27,7 @@ from calibrate.fit import fit_profile
 from calibrate.marked import replace
 from calibrate.measure import Session
 from calibrate.measure_points import Step
+from gpu_backend.clock import RealClock
 from policies.catalog import card
 from policies.core.errors import UserError
 from sim.api import Setup, prepare, run_setup
@@ -47,11 +49,12 @@ class Plan(NamedTuple):
 
 
 class Run(NamedTuple):
-    """An executed run: its summary, its steps, and after how many rounds of timed steps it began."""
+    """An executed run: its summary, its steps, and when which of the timed steps were timed between them."""
 
     summary: dict[str, Any]
     steps: list[DoneStep]
-    rounds: int
+    watched_s: list[float]
+    watched: slice
 
 
 class Trial:
@@ -59,6 +62,7 @@ class Trial:
 
     def __init__(self, plan: Plan, folder: Path, tell: Callable[[str], object]) -> None:
         self.plan, self._folder, self._tell = plan, folder, tell
+        self._costs = folder / "costs.json"
         self._options = Options(device="cpu", dtype="float32")
         base = full_house(plan.scale)
         self.machine: Machine = open_machine(base, self._options)
@@ -76,27 +80,35 @@ class Trial:
             self.session.host_round()
             for case in self.cases:
                 self.session.round()
-                keeper = StepKeeper()
-                summary = run_on(self.machine, self._setup(case.config), self._options, observer=keeper).summary
-                self.runs[case.name].append(Run(summary, keeper.steps, self.session.rounds))
-                self._tell(f"round {number + 1}, {case.name}: {summary['duration_s']:.2f} s")
+                self.runs[case.name].append(self._run(case.config))
+                run = self.runs[case.name][-1]
+                self._tell(f"round {number + 1}, {case.name}: {run.summary['duration_s']:.2f} s")
             self._tell(f"{len(self.session.steps)} kinds of steps timed, {self.session.rounds} times")
         self.session.round()
+        self.fit()
 
-    def slowness(self, run: Run) -> float:
-        """How slow the machine was in the rounds of timed steps before and after a run, over how slow it mostly was."""
-        return self.session.slowness(slice(run.rounds - 1, run.rounds + 1))
+    def _run(self, config: RunConfig) -> Run:
+        clock, first = RealClock(), self.session.num_timed
+        watch = SpeedWatch(self.session, clock)
+        summary = run_on(self.machine, self._setup(config), self._options, observer=watch, clock=clock).summary
+        return Run(summary, watch.steps, watch.watched_s, slice(first, self.session.num_timed))
 
-    def simulate(self, config: RunConfig, slowness: float = 1.0, out: Path | None = None) -> tuple[Setup, Result]:
-        """The same workload with costs fitted to the timed steps, on a machine that is so much slower than usual."""
-        costs = self._folder / "costs.json"
-        profile = self.session.profile(_CARD, slowness)
+    def fit(self) -> None:
+        """Write the cost file: the terms of all timed steps."""
+        profile = self.session.profile(_CARD)
         fitted = fit_profile(profile, self.machine.model.shape, card(_CARD), name="timed steps", date=today())
-        write_whole(costs, json.dumps(fitted.cost_file))
+        write_whole(self._costs, json.dumps(fitted.cost_file))
+
+    def pace(self, run: Run) -> Pace:
+        """How slow the machine was during a run, over how slow it mostly was."""
+        return Pace(run.watched_s, self.session.slowness(run.watched))
+
+    def simulate(self, config: RunConfig, pace: Pace | None = None, out: Path | None = None) -> tuple[Setup, Result]:
+        """The same workload with the fitted costs, on a machine of that pace."""
         tables = self._setup(config).config.to_dict()
-        tables["hardware"]["cost_model"] = str(costs)
+        tables["hardware"]["cost_model"] = str(self._costs)
         setup = prepare(config_from_tables(tables))
-        return setup, run_setup(setup, out=out)
+        return setup, run_setup(setup, out=out, pace=pace)
 
     def decides_alike(self, case: Case) -> str:
         """Both worlds' decisions, compared step by step: empty where none differs, else the first that does."""
@@ -121,8 +133,8 @@ def agreement(plan: Plan, folder: Path, tell: Callable[[str], object] = lambda t
     found = []
     for case in trial.cases:
         runs = trial.runs[case.name]
-        slownesses = [trial.slowness(run) for run in runs]
-        simulated = [trial.simulate(case.config, slowness) for slowness in slownesses]
+        paces = [trial.pace(run) for run in runs]
+        simulated = [trial.simulate(case.config, pace) for pace in paces]
         setup = simulated[0][0]
         link = swap_link(setup.config, setup.shape, setup.policy.kv.block_size)
         compared = compare([run.summary for run in runs], [result.summary for _, result in simulated])
@@ -134,9 +146,9 @@ def agreement(plan: Plan, folder: Path, tell: Callable[[str], object] = lambda t
                 "figures": [one.to_dict() for one in compared],
                 "runs_s": [run.summary["duration_s"] for run in runs],
                 "simulated_s": [result.summary["duration_s"] for _, result in simulated],
-                "slowness": slownesses,
+                "pace": [pace.mean for pace in paces],
                 "steps": step_errors(
-                    [(run.steps, setup.costs) for run, (setup, _) in zip(runs, simulated, strict=True)], link
+                    [(run.steps, pace) for run, pace in zip(runs, paces, strict=True)], setup.costs, link
                 ),
                 "first_differing_decision": differs,
                 "holds": _holds(compared) and not differs,

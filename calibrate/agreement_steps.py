@@ -7,19 +7,28 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+from calibrate.measure_points import Step
+from calibrate.measure_rounds import Rounds
+from gpu_backend.clock import RealClock
 from policies.core.plan import Finish, StepPlan, StepResult
 from policies.core.request import Request
 from sim.costs.model import CostModel
+from sim.world.pace import Pace
 from sim.world.replica import SwapLink
 
 EDGES = (-0.5, -0.2, -0.1, -0.05, 0.0, 0.05, 0.1, 0.2, 0.5)
 """Where the bins of the histogram of relative errors begin and end; the outer ones are open."""
 
 
+_WATCH_EVERY = 2
+"""Steps of a run for each that is timed between."""
+
+
 class DoneStep(NamedTuple):
-    """A step that was run, and its seconds from plan to result."""
+    """A step that was run, when it began, and its seconds from plan to result."""
 
     plan: StepPlan
+    start_s: float
     seconds: float
 
     @property
@@ -32,11 +41,18 @@ class DoneStep(NamedTuple):
         return "both" if self.plan.num_seqs else "prefill"
 
 
-class StepKeeper:
-    """An observer that keeps the steps of a run."""
+class SpeedWatch:
+    """An observer that keeps the steps of a run. After each second one ``clock`` stands still and a timed step that is
+    much like it is timed once more, which tells how slow the machine is just then.
 
-    def __init__(self) -> None:
+    Much like it, since the next step of the run comes after this one now: on a CPU a step that decodes takes longer
+    after a long prompt.
+    """
+
+    def __init__(self, session: Rounds, clock: RealClock) -> None:
         self.steps: list[DoneStep] = []
+        self.watched_s: list[float] = []
+        self._session, self._clock = session, clock
 
     def on_arrival(self, request: Request, now_s: float) -> None:
         """Nothing is noted."""
@@ -47,10 +63,25 @@ class StepKeeper:
     def on_step(self, plan: StepPlan, result: StepResult) -> None:
         """Keep a step. Plans carried on are plans of their own here: real backends run step by step."""
         if plan.num_tokens:
-            self.steps.append(DoneStep(plan, result.end_s - result.start_s))
+            self.steps.append(DoneStep(plan, result.start_s, result.end_s - result.start_s))
+            if len(self.steps) % _WATCH_EVERY == 0:
+                self.watched_s.append(self._clock.now_s())
+                with self._clock.stopped():
+                    self._session.once_more(_like(plan))
 
     def on_finish(self, finish: Finish, now_s: float) -> None:
         """Nothing is noted."""
+
+
+def _like(plan: StepPlan) -> Step:
+    """A step that a session can time, of as many tokens on as much context."""
+    chunks, rows = plan.chunks, plan.num_seqs
+    return Step(
+        (plan.sum_context // rows + 1,) * rows if rows else (),
+        -(-sum(chunk.num_tokens for chunk in chunks) // len(chunks)) if chunks else 0,
+        sum(chunk.start for chunk in chunks) // len(chunks) if chunks else 0,
+        chunks=len(chunks) or 1,
+    )
 
 
 def predicted_s(plan: StepPlan, costs: CostModel, link: SwapLink) -> float:
@@ -63,13 +94,16 @@ def predicted_s(plan: StepPlan, costs: CostModel, link: SwapLink) -> float:
     return seconds
 
 
-def step_errors(runs: Iterable[tuple[Sequence[DoneStep], CostModel]], link: SwapLink) -> dict[str, dict[str, Any]]:
-    """Of runs, each with the costs that predict it, by kind of step: how many, the median and mean of the measured
-    seconds, the sum's error, the median of the absolute errors, and how many errors lie in each bin of ``EDGES``."""
+def step_errors(
+    runs: Iterable[tuple[Sequence[DoneStep], Pace]], costs: CostModel, link: SwapLink
+) -> dict[str, dict[str, Any]]:
+    """Of runs, each at its pace, by kind of step: how many, the median and mean of the measured seconds, the sum's
+    error, the median of the absolute errors, and how many errors lie in each bin of ``EDGES``."""
     by_kind: dict[str, list[tuple[float, float]]] = {}
-    for steps, costs in runs:
+    for steps, pace in runs:
         for step in steps:
-            by_kind.setdefault(step.kind, []).append((step.seconds, predicted_s(step.plan, costs, link)))
+            seconds = pace(step.start_s) * predicted_s(step.plan, costs, link)
+            by_kind.setdefault(step.kind, []).append((step.seconds, seconds))
     by_kind["all"] = [pair for pairs in by_kind.values() for pair in pairs]
     return {kind: _errors(pairs) for kind, pairs in by_kind.items() if pairs}
 

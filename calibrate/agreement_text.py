@@ -52,7 +52,7 @@ def page(found: Mapping[str, Any]) -> str:
     ]
     for case in found["workloads"]:
         lines += _rows(case)
-    lines += ["", *_decisions(found), "", *_steps(found)]
+    lines += ["", *_decisions(found), "", *_paces(found), "", *_steps(found)]
     return "\n".join([*lines, "", _verdict(found)])
 
 
@@ -63,6 +63,12 @@ def _conditions(found: Mapping[str, Any]) -> str:
         f" {plan['scale']['num_requests']} requests a workload, medians of {plan['rounds']} runs, calibrated on"
         f" {found['calibration_steps']} kinds of steps timed between them."
     )
+
+
+def _paces(found: Mapping[str, Any]) -> Iterator[str]:
+    for case in found["workloads"]:
+        paces = ", ".join(f"{pace:.2f}" for pace in case["pace"])
+        yield f"Time a step took in each run over what it took mostly, {case['name']}: {paces}."
 
 
 def _verdict(found: Mapping[str, Any]) -> str:

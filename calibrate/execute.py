@@ -199,14 +199,16 @@ def run_on(
     progress: Callable[[float, int], None] | None = None,
     interruptible: bool = False,
     observer: StepObserver | None = None,
+    clock: RealClock | None = None,
 ) -> Result:
     """Run what ``prepare_on`` built, once; ``interruptible`` as for ``sim.api.run_setup``. ``out`` may be what makes
-    the folder, which is called when memory has been found for everything. ``observer`` is told of every step, too."""
+    the folder, which is called when memory has been found for everything. ``observer`` is told of every step, too.
+    ``clock`` is for who wants to stop it in between."""
     from gpu_backend.loop import Door, RealTimeLoop
     from gpu_backend.traffic import Traffic
 
     started_s = time.monotonic()
-    clock = RealClock()
+    clock = clock or RealClock()
     backend = _backend(machine, setup, options, clock, texts)
     folder = None if out is None else make_new(out() if callable(out) else Path(out))
     writer = MeasuredWriter(

@@ -176,9 +176,9 @@ def _round(value: float) -> float:
 
 def _terms_json(terms: Terms, profile: Profile, card: Card) -> dict[str, Any]:
     fitted = {name: _plain(term) for name, term in terms._asdict().items() if term is not None}
-    swaps, hosts = profile.of("swap"), profile.of("host")
+    swaps, hosts, prefill_hosts = (profile.of(operator) for operator in ("swap", "host", "host_prefill"))
     swap = fit_swap(swaps) if swaps else swap_term(card)
-    return {**fitted, "swap": _plain(swap), **({"host": _plain(fit_host(hosts))} if hosts else {})}
+    return {**fitted, "swap": _plain(swap), **({"host": _plain(fit_host(hosts, prefill_hosts))} if hosts else {})}
 
 
 def _plain(value: Any) -> Any:
@@ -213,7 +213,7 @@ def _provenance(profile: Profile, card: Card) -> dict[str, Any]:
             "source": "bulk copies to pinned memory and one small copy, as on an A100 with PCIe 4",
             "method": "stated, not fitted",
         },
-        **({"host": _origins_json(profile.origins("host"))} if profile.of("host") else {}),
+        **({"host": _origins_json(profile.origins("host", "host_prefill"))} if profile.of("host") else {}),
         "all_reduce": "sim/costs/links.json, by link of the card and number of GPUs",
         "floor": {"source": f"{card.title}: {card.source}"},
     }

@@ -26,7 +26,8 @@ COMPUTED = {"method": "computed: the roofline's, since only whole steps were mea
 
 def only_steps(profile: Profile) -> bool:
     """Whether a profile has whole steps and no operators."""
-    return {row.operator for row in profile.rows} <= {"step", "swap", "host"} and bool(profile.of("step"))
+    beside = {"step", "swap", "host", "host_prefill"}
+    return {row.operator for row in profile.rows} <= beside and bool(profile.of("step"))
 
 
 def fit_steps(profile: Profile, shape: ModelShape, card: Card, name: str) -> tuple[CostFile, list[Residual]]:

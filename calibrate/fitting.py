@@ -103,13 +103,17 @@ def fit_swap(rows: Sequence[Measurement]) -> SwapTerm:
     return SwapTerm(1.0 / (byte_s or largest.seconds / largest.bytes), 0.0, fixed_s)
 
 
-def fit_host(rows: Sequence[Measurement]) -> HostTerm:
-    """A time a step and a time a sequence in it."""
+def fit_host(rows: Sequence[Measurement], prefills: Sequence[Measurement] = ()) -> HostTerm:
+    """A time a step and a time a sequence in it, and how much more it mostly is where a step prefills."""
     import numpy as np
 
     columns = np.array([[1.0, row.sequences] for row in rows], float)
     seconds = np.array([row.seconds for row in rows], float)
-    return HostTerm(*least_squares(columns, seconds, list(1.0 / seconds), [0.0, 0.0]))
+    term = HostTerm(*least_squares(columns, seconds, list(1.0 / seconds), [0.0, 0.0]))
+    if not prefills:
+        return term
+    more_s = statistics.median(row.seconds - term.at(row.sequences) for row in prefills)
+    return term._replace(prefill_s=max(more_s, 0.0))
 
 
 def fit_decode(

@@ -13,6 +13,7 @@ from typing import Any
 
 from calibrate.dates import today
 from calibrate.execute import Machine, Options, open_machine, prepare_on, run_on, with_weights
+from calibrate.measure_hosts import HostTimes
 from calibrate.measure_points import Sizes, points
 from calibrate.measure_rounds import LEAST_ROUNDS, SWAPPED_BLOCKS, Rounds
 from calibrate.measure_rows import SOURCE, rows_of
@@ -27,9 +28,9 @@ _HOST_BATCHES = (1, 4, 16, 64)
 _HOST_WORKLOAD = {
     "generator": "closed-loop",
     "prompt": {"dist": "fixed", "value": 8},
-    "output": {"dist": "fixed", "value": 24},
+    "output": {"dist": "uniform", "low": 12, "high": 36},
 }
-"""Clients in a closed loop: each has a request of few tokens under way all the time."""
+"""Clients in a closed loop: each has a request of few tokens under way all the time, and they end one by one."""
 
 
 class Session(Rounds):
@@ -68,14 +69,10 @@ class Session(Rounds):
                 tables = self._config.to_dict()
                 tables["workload"] = {**_HOST_WORKLOAD, "concurrency": batch, "num_requests": 2 * batch}
                 setup = prepare_on(self.machine, load_config(tables, ()))
-                found = run_on(self.machine, setup, self._options).summary["executor"]
-                seconds = found["host_before_s"]["p50"] + found["host_after_s"]["p50"]
-                self.hosts.setdefault(batch, []).append(seconds)
+                run_on(self.machine, setup, self._options, observer=HostTimes(self.hosts))
 
-    def profile(self, card: str, slowness: float = 1.0) -> Profile:
-        """The profile of what was found so far; ``card`` is the device's name in the catalog. ``slowness`` multiplies
-        all seconds: those of a machine that is slower than in most rounds."""
-        timed = self.timed()
+    def profile(self, card: str) -> Profile:
+        """The profile of what was found so far; ``card`` is the device's name in the catalog."""
         shape, machine = self.machine.model.shape, self.machine
         date = today()
         numbers = f"{str(machine.where.dtype).removeprefix('torch.')}, {machine.where.ops.name} operations"
@@ -86,10 +83,9 @@ class Session(Rounds):
             method=(
                 f"medians of {self.rounds} interleaved rounds over {len(self.steps)} of {len(self.candidates)} steps,"
                 " each over how slow its neighbours in time were; attention is the difference to a step without it"
-                + ("" if slowness == 1.0 else f"; all of them times {slowness:.3f}")
             ),
         )
-        rows = tuple(rows_of(timed.slowed(slowness), shape.layers, self._block_bytes))
+        rows = tuple(rows_of(self.timed(), shape.layers, self._block_bytes))
         return Profile(shape.name, card, 1, date, {SOURCE: origin}, rows)
 
 

@@ -11,18 +11,16 @@ _AROUND = 7
 """Neighbours on each side, in the order of time, that say how slow the machine was just then."""
 
 
-def levelled(rounds: Sequence[Sequence[tuple[_K, float]]]) -> Mapping[_K, list[float]]:
-    """Times by point, each over how slow its neighbours in time were against their own medians; what slows all of them
-    alike all the time stays."""
+def levelled(timed: Sequence[tuple[_K, float]]) -> Mapping[_K, list[float]]:
+    """Times by point of what was timed, in the order of time: each over how slow its neighbours were against their own
+    medians; what slows all of them alike all the time stays."""
     raw: dict[_K, list[float]] = {}
-    for played in rounds:
-        for key, seconds in played:
-            raw.setdefault(key, []).append(seconds)
+    for key, seconds in timed:
+        raw.setdefault(key, []).append(seconds)
     usual = {key: statistics.median(times) for key, times in raw.items()}
     found: dict[_K, list[float]] = {}
-    for played in rounds:
-        slowness = [seconds / usual[key] for key, seconds in played]
-        for place, (key, seconds) in enumerate(played):
-            around = slowness[max(0, place - _AROUND) : place + _AROUND + 1]
-            found.setdefault(key, []).append(seconds / statistics.median(around))
+    slowness = [seconds / usual[key] for key, seconds in timed]
+    for place, (key, seconds) in enumerate(timed):
+        around = slowness[max(0, place - _AROUND) : place + _AROUND + 1]
+        found.setdefault(key, []).append(seconds / statistics.median(around))
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import statistics
 import time
@@ -25,20 +26,21 @@ _BARE_VISITS = 3
 
 class Rounds:
     """Times of ``candidates``, of the head alone unless these tell it, and of transfers of so many blocks, round by
-    round. ``hosts`` are filled by who knows what the host takes."""
+    round. ``hosts``, by decoding sequences and chunks, are filled by who knows what the host takes."""
 
     def __init__(
         self, timer: StepTimer, swap_timer: SwapTimer, candidates: Sequence[Point], swaps: Iterable[int]
     ) -> None:
         self.candidates = candidates
         self.steps: dict[Step, list[float]] = {}
-        self.hosts: dict[int, list[float]] = {}
+        self.hosts: dict[tuple[int, int], list[float]] = {}
         self.rounds = 0
         self.least_s = 0.0
         self._timer, self._swap_timer = timer, swap_timer
         self._heads: dict[int, list[float]] = {}
         self._swaps: dict[int, list[float]] = {blocks: [] for blocks in swaps}
-        self._played: list[list[tuple[Step, float]]] = []
+        self._played: list[tuple[Step, float]] = []
+        self._alike: dict[Step, Step] = {}
         self._draw = random.Random(_SEED)
 
     def choose(self, budget_s: float) -> None:
@@ -63,15 +65,25 @@ class Rounds:
         """Every point, in an order of its own."""
         order = [step for step in self.steps for _ in range(_visits(step))]
         self._draw.shuffle(order)
-        played = [(step, self._seconds(step)) for step in order]
-        self._played.append(played)
-        for step, seconds in played:
-            self.steps[step].append(seconds)
+        for step in order:
+            self._time(step)
         for rows, times in self._heads.items():
             times += [self._timer.head_seconds(rows) for _ in range(_BARE_VISITS)]
         for blocks, times in self._swaps.items():
             times.append(self._swap_timer.seconds(blocks))
         self.rounds += 1
+
+    def once_more(self, wanted: Step) -> None:
+        """Time the step that is most like this one, for who wants to know how slow the machine is just now."""
+        step = self._alike.get(wanted)
+        if step is None:
+            step = self._alike[wanted] = min(self.steps, key=lambda step: _unlike(step, wanted))
+        self._time(step)
+
+    def _time(self, step: Step) -> None:
+        seconds = self._seconds(step)
+        self._played.append((step, seconds))
+        self.steps[step].append(seconds)
 
     def _seconds(self, step: Step) -> float:
         """Of one step. One that decodes comes after another of its kind, as it nearly always does in a run: after a
@@ -85,11 +97,27 @@ class Rounds:
         found = (levelled(self._played), self._heads, self._swaps, self.hosts)
         return Timed(*(_medians(times) for times in found))
 
-    def slowness(self, rounds: slice = slice(None)) -> float:
-        """How long the steps of some rounds took together, over their medians in ``timed``."""
+    @property
+    def num_timed(self) -> int:
+        """How many times a step was timed so far."""
+        return len(self._played)
+
+    def slowness(self, when: slice = slice(None)) -> list[float]:
+        """How long each of some of all timed steps took, over its median in ``timed``."""
         usual_s = self.timed().steps
-        played = [pair for played in self._played[rounds] for pair in played]
-        return sum(seconds for _, seconds in played) / sum(usual_s[step] for step, _ in played)
+        return [seconds / usual_s[step] for step, seconds in self._played[when]]
+
+
+def _unlike(step: Step, wanted: Step) -> tuple[bool, float]:
+    """The same operations, then about as many tokens and as much in the cache."""
+    another = (bool(step.contexts), bool(step.chunk_tokens), step.bare, step.silent) != (
+        bool(wanted.contexts),
+        bool(wanted.chunk_tokens),
+        wanted.bare,
+        wanted.silent,
+    )
+    tokens, cached = step.num_tokens / wanted.num_tokens, step.cached_tokens / wanted.cached_tokens
+    return another, abs(math.log(tokens)) + abs(math.log(cached))
 
 
 def _visits(step: Step) -> int:

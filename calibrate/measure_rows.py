@@ -20,19 +20,13 @@ _LOST = 0.02
 
 
 class Timed(NamedTuple):
-    """Seconds of steps, of the head by rows, of transfers by blocks, and of the host by sequences."""
+    """Seconds of steps, of the head by rows, of transfers by blocks, and of the host in steps by decoding sequences
+    and chunks."""
 
     steps: Mapping[Step, float]
     heads: Mapping[int, float]
     swaps: Mapping[int, float]
-    hosts: Mapping[int, float]
-
-    def slowed(self, factor: float) -> Timed:
-        """The same of a machine that is slower by this factor."""
-        return Timed(
-            {step: factor * seconds for step, seconds in self.steps.items()},
-            *({size: factor * seconds for size, seconds in times.items()} for times in self[1:]),
-        )
+    hosts: Mapping[tuple[int, int], float]
 
 
 def rows_of(timed: Timed, layers: int, block_bytes: int) -> Iterator[Measurement]:
@@ -52,8 +46,9 @@ def rows_of(timed: Timed, layers: int, block_bytes: int) -> Iterator[Measurement
             yield from _attention(step, seconds, steps, layers)
     for blocks, seconds in timed.swaps.items():
         yield Measurement("swap", SOURCE, seconds, bytes=blocks * block_bytes, pieces=1)
-    for batch, seconds in timed.hosts.items():
-        yield Measurement("host", SOURCE, seconds, sequences=batch)
+    for (batch, chunks), seconds in timed.hosts.items():
+        operator = "host_prefill" if chunks else "host"
+        yield Measurement(operator, SOURCE, seconds, sequences=batch + chunks, chunks=chunks)
 
 
 def _heads(timed: Timed) -> Mapping[int, float]:

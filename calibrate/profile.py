@@ -43,7 +43,8 @@ OPERATORS = {
         "the same in a step that also prefills",
     ),
     "head": Operator(("sequences",), "output head, with sampling where it was measured, once a step"),
-    "host": Operator(("sequences",), "what a step takes beyond its device time"),
+    "host": Operator(("sequences",), "what a step that decodes takes beyond its device time"),
+    "host_prefill": Operator(("sequences", "chunks"), "the same of a step in which so many of the sequences prefill"),
     "step": Operator(
         ("sequences", "context", "chunks", "chunk_tokens", "chunk_context"), "a whole step of all layers"
     ),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from time import perf_counter, sleep
 from typing import Final, Protocol
 
@@ -31,6 +33,15 @@ class RealClock:
     def now_s(self) -> float:
         """Seconds since the start."""
         return perf_counter() - self._start_s
+
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        """No time passes inside."""
+        began_s = perf_counter()
+        try:
+            yield
+        finally:
+            self._start_s += perf_counter() - began_s
 
     def wait_until(self, time_s: float) -> None:
         """Sleep, a little while at most."""

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from policies.catalog import Card, ModelShape, card
 from policies.core.engine import Engine
 from policies.core.errors import ConfigError, UserError
-from policies.core.protocols import Policy
+from policies.core.protocols import Policy, StepObserver
 from policies.core.request import Slo
 from policies.presets import EngineOptions, Parameters, build_policy, choose, resolve
 from sim.collector import no_garbage_collection
@@ -23,6 +23,8 @@ from sim.machine import costs_of, model_notes, shape_of, swap_link
 from sim.notes import setup_notes
 from sim.result import Result
 from sim.runs import check_new, make_new
+from sim.world.pace import Pace, PacedCosts
+from sim.world.replica import StepCosts
 from sim.world.services import SimServices
 from sim.world.world import Progress, World
 from traces.workload.source import Workload, build_source
@@ -148,23 +150,29 @@ def run_setup(
     progress: Progress | None = None,
     interruptible: bool = False,
     keep: bool = False,
+    pace: Pace | None = None,
 ) -> Result:
     """Run what ``prepare`` built, once.
 
     ``interruptible``: the first SIGINT or SIGTERM ends the run at its next step boundary, with status ``interrupted``
     and a summary of what ran; for the main thread of a command. ``keep``: the result has tables and figures even
-    without ``out``, for some 130 bytes a request.
+    without ``out``, for some 130 bytes a request. ``pace``: how slow the machine is at each moment.
     """
-    from sim.record import RunWriter
+    from sim.record import RunWriter, Tee
 
     sim, policy = setup.config.sim, setup.policy
     started_s = time.monotonic()
     folder = None if out is None else make_new(Path(out))
     writer = RunWriter(setup, folder, keep=keep)
-    engine = Engine(policy, observer=writer.observer, deliver_at_batch_end=setup.options.deliver_at_batch_end)
+    costs: StepCosts = setup.costs
+    observer: StepObserver = writer.observer
+    if pace is not None:
+        costs = paced = PacedCosts(setup.costs, pace)
+        observer = Tee(observer, paced)
+    engine = Engine(policy, observer=observer, deliver_at_batch_end=setup.options.deliver_at_batch_end)
     world = World(
         engine,
-        setup.costs,
+        costs,
         max_model_len=setup.parameters.max_model_len,
         link=swap_link(setup.config, setup.shape, policy.kv.block_size),
         skip_ahead=_skips_ahead(setup),

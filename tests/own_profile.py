@@ -44,6 +44,7 @@ def _rows() -> Iterator[Measurement]:
     for batch in BATCHES:
         yield Measurement("head", "own", 0.2e-3 + 1e-6 * batch, sequences=batch)
         yield Measurement("host", "own", 1e-3 + 2e-5 * batch, sequences=batch)
+        yield Measurement("host_prefill", "own", 1.4e-3 + 2e-5 * batch, sequences=batch, chunks=1)
         for context in CONTEXTS:
             yield Measurement("decode", "own", decode_s(batch, context), sequences=batch, context=context)
         for chunk in CHUNKS:

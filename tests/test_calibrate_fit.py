@@ -18,13 +18,15 @@ from calibrate.band import band_of
 from calibrate.checks import Limits
 from calibrate.cli import describe_fit, run_fit
 from calibrate.fit import errors_of, fit
-from calibrate.fitting import decode_knots, fit_linear
+from calibrate.fitting import decode_knots, fit_host, fit_linear
+from calibrate.profile import Measurement
 from calibrate.roofline import fit_roofline
 from calibrate.sources import fitted_groups, recipe_for
 from policies.catalog import card, model
 from policies.core.errors import CatalogError, CostFileError
 from sim.costs.load import load_cost_model, shipped_path
 from sim.costs.roofline import ROOFLINE_FILE, Shares
+from sim.costs.terms import HostTerm
 
 SHAPE = model("llama-2-7b")
 CARD = card("a100-80gb")
@@ -196,3 +198,16 @@ def test_half_the_resolution_of_the_clock_is_forgiven() -> None:
 def test_errors_are_summarised_with_linear_percentiles() -> None:
     errors = errors_of([i / 100 for i in range(101)])
     assert errors == pytest.approx((0.5, 0.95, 1.0, 101))
+
+
+def test_host_time_is_fitted_to_steps_that_decode_and_to_those_that_prefill() -> None:
+    term = HostTerm(base_s=0.3e-3, per_seq_s=0.01e-3, prefill_s=0.25e-3)
+    decodes = [Measurement("host", "own", term.at(batch), sequences=batch) for batch in (1, 4, 16)]
+    prefills = [
+        Measurement("host_prefill", "own", term.at(batch, prefills=True), sequences=batch, chunks=chunks)
+        for batch, chunks in ((1, 1), (4, 1), (16, 4))
+    ]
+    assert fit_host(decodes, prefills) == pytest.approx(term)
+    assert fit_host(decodes).prefill_s == 0
+    quicker = [row._replace(seconds=1e-4) for row in prefills]
+    assert fit_host(decodes, quicker).prefill_s == 0

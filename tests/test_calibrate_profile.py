@@ -168,7 +168,7 @@ def test_host_swap_and_unequal_contexts_of_an_own_profile_are_in_its_file(own: P
     out = own.with_suffix(".json")
     assert batchscope("calibrate", "fit", "--profile", own, "--out", out).exit_code == 0
     terms = json.loads(out.read_text())["terms"]
-    assert terms["host"] == pytest.approx({"base_s": 1e-3, "per_seq_s": 2e-5}, rel=1e-3)
+    assert terms["host"] == pytest.approx({"base_s": 1e-3, "per_seq_s": 2e-5, "prefill_s": 4e-4}, rel=1e-3)
     assert terms["swap"] == pytest.approx({"bytes_per_s": 20e9, "copy_s": 0.0, "fixed_s": 1e-4}, rel=1e-3)
     assert terms["decode"]["uneven_seq_s"] == pytest.approx(1e-8, rel=1e-3)
 

@@ -168,6 +168,17 @@ def test_host_time_is_the_presets_and_comes_on_top() -> None:
     assert hosted.parts(8, 8, 800, 100)["host"] == pytest.approx(2.9e-3 + 8 * 0.06e-3)
 
 
+def test_host_time_of_a_step_that_prefills_may_be_longer() -> None:
+    host = HostTerm(base_s=2e-3, per_seq_s=0.1e-3, prefill_s=1e-3)
+    hosted = load_cost_model(SHAPE, CARD, host=host)
+    even = load_cost_model(SHAPE, CARD, host=host._replace(prefill_s=0))
+    chunks = (chunk(100), chunk(100))
+    assert hosted.step_time_s(8, 8, 800, 100, ()) == even.step_time_s(8, 8, 800, 100, ())
+    more_s = hosted.step_time_s(208, 8, 800, 100, chunks) - even.step_time_s(208, 8, 800, 100, chunks)
+    assert more_s == pytest.approx(1e-3)
+    assert hosted.parts(208, 8, 800, 100, chunks)["host"] == pytest.approx(hosted.host_time_s(10, prefills=True))
+
+
 def test_uneven_contexts_cost_more_when_the_file_says_so() -> None:
     decode = COSTS.file.decode._replace(uneven_s=1e-9)
     uneven = CostModel(COSTS.file._replace(decode=decode), SHAPE, CARD)

@@ -15,7 +15,7 @@ from policies.core.plan import Chunk
 from sim.costs.describe import describe_cards, describe_hardware, describe_models
 from sim.costs.load import load_cost_model, shipped, shipped_path
 from sim.costs.swap import break_even_bytes_per_s, swap_choice
-from sim.costs.terms import HostTerm, interpolate
+from sim.costs.terms import GraphTerm, HostTerm, interpolate
 from tests.command import batchscope, own_csv, settings
 
 SHAPE = model("llama-2-7b")
@@ -160,6 +160,9 @@ def test_hardware_says_what_a_pair_lacks() -> None:
 
 def test_a_measured_host_time_takes_the_place_of_the_presets_and_can_be_left_out(tmp_path: Path) -> None:
     path = written(tmp_path, {"terms.host": {"base_s": 0.25, "per_seq_s": 0.5}})
+    # Its steps were measured with the graphs of their engine, so none is padded again.
+    padded = load_cost_model(SHAPE, CARD, path, graphs=GraphTerm((1, 2, 4, 8)))
+    assert padded.step_time_s(3, 3, 300, 100, ()) == load_cost_model(SHAPE, CARD, path).step_time_s(3, 3, 300, 100, ())
     assert load_cost_model(SHAPE, CARD, path, HostTerm(9.0)).host_time_s(2) == 1.25
     assert load_cost_model(SHAPE, CARD, path, None).host_time_s(2) == 0.0
     with pytest.raises(CostFileError, match=r"'terms\.host\.per_seq_s' is missing"):

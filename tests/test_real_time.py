@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpu_backend.clock import RealClock
 from gpu_backend.traffic import GiveUp, Send, Traffic
 from sim.replay import replay_events
 from tests.real_time import Lengths, drive
@@ -17,6 +19,15 @@ from traces.record.events import EVENTS_NAME, read_events
 from traces.workload.rows import TraceRow
 
 SIZE = Size(14, 4, 48, 5, 12, num_cpu_blocks=16, kv_bytes_per_token=1, pieces_per_block=1)
+
+
+def test_no_time_passes_while_the_clock_stands() -> None:
+    began_s = time.perf_counter()
+    clock = RealClock()
+    with clock.stopped():
+        time.sleep(0.05)
+    now_s = clock.now_s()
+    assert 0 < now_s <= time.perf_counter() - began_s - 0.05
 
 
 @st.composite

@@ -53,10 +53,10 @@ def read_timed(grids: Mapping[str, Any]) -> Timed:
     """The points as the grids' stage wrote them; the host's time from its runs."""
     timed = grids["timed"]
     steps = {
-        Step(tuple(context for context, count in runs for _ in range(count)), tokens, cached, bare): seconds
-        for runs, tokens, cached, bare, seconds in timed["steps"]
+        Step(tuple(context for context, count in runs for _ in range(count)), *others): seconds
+        for runs, *others, seconds in timed["steps"]
     }
-    hosts = {row["clients"]: max(row["host_s"], 0.0) for row in grids.get("host", ())}
+    hosts = {(row["clients"], 0): max(row["host_s"], 0.0) for row in grids.get("host", ())}
     return Timed(steps, dict(timed["heads"]), dict(timed["swaps"]), hosts)
 
 

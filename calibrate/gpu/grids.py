@@ -233,7 +233,7 @@ def _fit_points(check: Check, chosen: Grid, swap_timer: SwapTimer, swaps: Sequen
         rounds=rounds.rounds,
         candidates=len(rounds.candidates),
         timed={
-            "steps": [[_runs(step.contexts), step.chunk_tokens, step.chunk_context, step.bare, seconds]
+            "steps": [[_runs(step.contexts), *step[1:], seconds]
                       for step, seconds in timed.steps.items()],
             "heads": list(timed.heads.items()),
             "swaps": list(timed.swaps.items()),

@@ -100,12 +100,13 @@ def parse_cost_file(data: Any, where: str) -> CostFile:
         data_date=str(reader.get("data_date")) if isinstance(data, Mapping) and "data_date" in data else "",
         chunks=_chunks(reader) if reader.has("terms.chunks") else None,
         mixed=_mixed(reader) if reader.has("terms.mixed") else None,
-        host=(
-            HostTerm(reader.seconds("terms.host.base_s"), reader.seconds("terms.host.per_seq_s"))
-            if reader.has("terms.host")
-            else None
-        ),
+        host=_host(reader) if reader.has("terms.host") else None,
     )
+
+
+def _host(reader: _Reader) -> HostTerm:
+    prefill_s = reader.seconds("terms.host.prefill_s") if reader.has("terms.host.prefill_s") else 0.0
+    return HostTerm(reader.seconds("terms.host.base_s"), reader.seconds("terms.host.per_seq_s"), prefill_s)
 
 
 def _held_out(reader: _Reader) -> Mapping[str, Any]:

@@ -31,16 +31,16 @@ def load_cost_model(
 
     ``cost_model`` is ``calibrated`` (a shipped cost file), ``roofline``, or the path of a cost file; None takes the
     shipped file, and the roofline where there is none. ``swap`` takes the place of the file's term; the file's host
-    time, if it was measured, that of ``host``, unless this is None: then there is none. CostFileError when a file is
-    missing or is for something else.
+    time, if it was measured, that of ``host``, unless this is None: then there is none. Such a file was measured on
+    whole steps with the graphs that they ran in, if any, and ``graphs`` pad none of them again. CostFileError when a
+    file is missing or is for something else.
     """
     file = _file(shape, card, cost_model)
     if swap is not None:
         file = file._replace(swap=swap)
-    if host is None:
-        host = NO_HOST
-    elif file.host is not None:
-        host = file.host
+    if file.host is not None:
+        graphs, host = NO_GRAPHS, None if host is None else file.host
+    host = NO_HOST if host is None else host
     return CostModel(file, shape, card, host, graphs=graphs, all_reduce=link_of(card, shape.tp, all_reduce).all_reduce)
 
 

@@ -135,12 +135,12 @@ class CostModel:
         floor_s = self.floor.step_s(num_tokens, num_rows, context, pairs)
         if device_s < floor_s:
             device_s = floor_s
-        base_s, per_seq_s = self.host
-        return device_s + (base_s + per_seq_s * (num_seqs + len(chunks)))
+        base_s, per_seq_s, prefill_s = self.host
+        return device_s + (base_s + per_seq_s * (num_seqs + len(chunks)) + prefill_s)
 
-    def host_time_s(self, num_seqs: int) -> float:
+    def host_time_s(self, num_seqs: int, *, prefills: bool = False) -> float:
         """Seconds of the host's part of a step of that many sequences, which ``step_time_s`` includes."""
-        return self.host.at(num_seqs)
+        return self.host.at(num_seqs, prefills=prefills)
 
     def swap_time_s(self, num_bytes: int, pieces: int) -> float:
         """Seconds to move ``num_bytes`` of KV in ``pieces`` copies between GPU and host, one way."""
@@ -170,7 +170,7 @@ class CostModel:
             "decode_attention": self._mixed_s(num_seqs, sum_context, max_context, chunks) if num_seqs else 0.0,
             "prefill_attention": prefill_s + (self._prefill_step_s if chunks else 0.0),
             "head": self._head[num_rows],
-            "host": self.host.at(num_seqs + len(chunks)),
+            "host": self.host.at(num_seqs + len(chunks), prefills=bool(chunks)),
         }
         total_s = self.step_time_s(num_tokens, num_seqs, sum_context, max_context, chunks)
         return {**parts, "floor": max(0.0, total_s - sum(parts.values()))}

@@ -161,14 +161,15 @@ class SwapTerm(NamedTuple):
 
 class HostTerm(NamedTuple):
     """Host time of a step that the device waits for; a property of the engine preset, zero where it has no
-    data."""
+    data. ``prefill_s`` is what a step takes more that also prefills."""
 
     base_s: float = 0.0
     per_seq_s: float = 0.0
+    prefill_s: float = 0.0
 
-    def at(self, num_seqs: int) -> float:
+    def at(self, num_seqs: int, *, prefills: bool = False) -> float:
         """Seconds for that many sequences in the step."""
-        return self.base_s + self.per_seq_s * num_seqs
+        return self.base_s + self.per_seq_s * num_seqs + (self.prefill_s if prefills else 0.0)
 
 
 class GraphTerm(NamedTuple):

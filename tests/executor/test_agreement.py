@@ -10,6 +10,7 @@ import pytest
 
 from calibrate.agreement import main
 from calibrate.agreement_figures import THROUGHPUT, Compared, compare
+from calibrate.agreement_pace import Pace
 from calibrate.agreement_steps import EDGES
 from tests.perf import executor_bench
 
@@ -113,3 +114,15 @@ def test_a_small_race_counts_useful_tokens_of_the_same_requests(
     printed = capsys.readouterr().out
     assert printed.count("| transformers, padded static |") == 1
     assert printed.count("MISSED") == sum(gain < 0 for gain in gains)
+
+
+def test_the_pace_of_a_run_is_that_of_the_nearest_timed_steps() -> None:
+    pace = Pace([1.0, 2.0, 3.0], [1.0, 1.0, 1.0])
+    assert (pace.mean, pace(0.0), pace(9.0)) == (1.0, 1.0, 1.0)
+    # Twice as slow from second 50 on; what is near the change lies between.
+    pace = Pace(range(100), [1.0] * 50 + [2.0] * 50)
+    assert pace.mean == 1.5
+    assert [pace(second) for second in (0.0, 45.4, 54.0, 200.0)] == [1.0, 1.0, 2.0, 2.0]
+    assert 1.0 < pace(49.0) < pace(51.0) < 2.0
+    nothing = Pace([], [])
+    assert (nothing.mean, nothing(3.0)) == (1.0, 1.0)

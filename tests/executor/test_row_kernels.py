@@ -74,6 +74,17 @@ def test_linear(ops: Ops, invariant: bool, dtype: torch.dtype) -> None:
 
 
 @by_dtype
+@pytest.mark.parametrize("num_tokens", [1, 6, 7, 15, 16])
+def test_few_rows_times_a_large_weight(ops: Ops, num_tokens: int, dtype: torch.dtype) -> None:
+    """Where a CPU's library is slow the rows are filled up, which nobody sees."""
+    generator = cases.fresh_generator()
+    x, weight = cases.normal(generator, num_tokens, 160, dtype=dtype), cases.normal(generator, 3_300, 160, dtype=dtype)
+    got = ops.linear(x, weight)
+    assert got.shape == (num_tokens, 3_300)
+    cases.check_close(got, x.double().cpu() @ weight.double().cpu().T, dtype)
+
+
+@by_dtype
 def test_batch_invariant_rows(ops: Ops, dtype: torch.dtype) -> None:
     """Each row alone gives the same bits as beside others."""
     ops = load_ops(ops.name, batch_invariant=True)
