@@ -18,7 +18,7 @@ _LARGE_WEIGHT = 1 << 19
 """On a CPU the product of that many rows in single precision with a weight of so many numbers takes up to 2.5 times as
 long as that of ``_FAST_ROWS``, and never less: below 16 rows MKL walks over the weight once for every three. Measured
 with torch 2.13 on a Xeon with AVX-512, one thread, 32,000 x 768 times 1, 3, 4, 6, 8, 10, 12, 15, 16 rows: 7.5, 9.0,
-16.7, 17.7, 26.4, 34.6, 35.4, 45.5, 18.1 ms. A smaller weight stays in the cache of the core, where rows are what counts."""
+16.7, 17.7, 26.4, 34.6, 35.4, 45.5, 18.1 ms. A smaller weight stays in the core's cache, where rows are what counts."""
 
 
 class TorchOps:
