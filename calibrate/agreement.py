@@ -1,8 +1,8 @@
 """``python -m calibrate.agreement`` (``make validate``): simulated against measured on the executor, on this CPU.
 
-Each round executes every workload once; before and after each run all steps of the calibration are timed, in one
-process, so that whatever else the machine does hits both alike. Cost files are then fitted to the timed steps alone,
-one for each run, of a machine as slow as it was just before and after it, and each run is simulated.
+Each round executes every workload once. All steps of the calibration are timed before and after each run, and some once
+more between its own steps, while its clock stands still: that tells how slow the machine was at each moment of it. One
+cost file is then fitted to the timed steps alone, and each run is simulated with it on a machine of that pace.
 """
 
 from __future__ import annotations

@@ -19,9 +19,8 @@ from sim.world.replica import SwapLink
 EDGES = (-0.5, -0.2, -0.1, -0.05, 0.0, 0.05, 0.1, 0.2, 0.5)
 """Where the bins of the histogram of relative errors begin and end; the outer ones are open."""
 
-
 _WATCH_EVERY = 2
-"""Steps of a run for each that is timed between."""
+"""Steps of a run for each that is timed between them."""
 
 
 class DoneStep(NamedTuple):
