@@ -29,6 +29,7 @@ from sim.costs.floor import floor_of
 from sim.costs.load import shipped_path
 from sim.costs.roofline import roofline, swap_term
 from sim.costs.terms import LinearTerm, interpolate
+from traces.workload.quantiles import quantile
 
 VERSION = 3
 DATE = "2026-11-30"
@@ -155,11 +156,7 @@ def _leave_one_out(linear: LinearTerm) -> list[float]:
 def errors_of(values: Sequence[float]) -> Errors:
     """Median, 95th percentile (linear interpolation) and maximum of relative errors."""
     ordered = sorted(values)
-    position = 0.95 * (len(ordered) - 1)
-    low = int(position)
-    high = min(low + 1, len(ordered) - 1)
-    p95 = ordered[low] + (ordered[high] - ordered[low]) * (position - low)
-    return Errors(statistics.median(ordered), p95, ordered[-1], len(ordered))
+    return Errors(statistics.median(ordered), quantile(ordered, 0.95), ordered[-1], len(ordered))
 
 
 def _errors_json(values: Sequence[float]) -> dict[str, float] | None:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from tests.records import known
 from traces.metrics.pool import BUCKET_WIDTH, PairPool
 from traces.metrics.stats import describe, describe_weighted
+from traces.workload.quantiles import quantile
 
 Pairs = list[tuple[float, int]]
 
@@ -46,6 +47,16 @@ def test_statistics_equal_numpys(values: list[float]) -> None:
     stats = known(describe(samples))
     assert list(stats[2:]) == list(np.percentile(samples, MARKS))
     assert stats.mean == pytest.approx(samples.mean(), rel=1e-12)
+
+
+@given(st.lists(VALUES, min_size=1, max_size=80), st.floats(0.0, 1.0))
+def test_every_quantile_is_numpys(values: list[float], share: float) -> None:
+    assert quantile(sorted(values), share) == np.quantile(values, share)
+
+
+def test_quantiles_of_values_that_end_in_infinity() -> None:
+    waits = [1.0, 3.0, float("inf"), float("inf")]
+    assert [quantile(waits, share) for share in (0.0, 0.25, 0.34, 1.0)] == [1.0, 2.5, float("inf"), float("inf")]
 
 
 def test_no_samples_have_no_statistics() -> None:

@@ -21,9 +21,10 @@ from sim.costs.load import ROOFLINE
 from sim.costs.model import CostModel
 from sim.costs.terms import HostTerm
 from traces.imports.served import Served, ServedRequest
+from traces.metrics.intervals import STATISTICS
 
 FIGURES = ("ttft", "tpot", "e2e")
-PLACES = ("mean", "p50", "p99")
+PLACES = tuple(STATISTICS)
 _ROUNDS = 4
 
 
@@ -158,9 +159,9 @@ def _measured(requests: Sequence[ServedRequest]) -> dict[str, float]:
         "e2e": [request.e2e_s for request in requests],
     }
     return {
-        f"{figure}_{place}": float(np.mean(values) if place == "mean" else np.percentile(values, int(place[1:])))
+        f"{figure}_{place}": of(np.array(values))
         for figure, values in samples.items()
-        for place in PLACES
+        for place, of in STATISTICS.items()
         if any(values)
     }
 

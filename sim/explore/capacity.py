@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean
 from typing import Any, Literal
 
 from policies.core.errors import ConfigError, UserError, closest
@@ -16,7 +17,6 @@ from sim.explore.measures import Reading
 from sim.explore.rates import LONGER, find_rate
 from sim.explore.replicas import MOST as MOST_REPLICAS
 from sim.explore.replicas import find_replicas, least_replicas
-from sim.explore.seeds import mean
 
 Find = Literal["rate", "replicas", "card"]
 FINDS: tuple[Find, ...] = ("rate", "replicas", "card")
@@ -179,11 +179,11 @@ def _curve_point(loads: Loads, rate_per_s: float) -> CurvePoint:
     for number, limit in enumerate(loads.limits):
         values = [probe.verdict.readings[number].value_s for probe in probes]
         known = [value for value in values if value is not None]
-        readings.append(Reading(limit, mean(known) if known else None))
-    made = (mean([getattr(probe, name) for probe in probes]) for name in ("output_tokens_per_s", "total_tokens_per_s"))
+        readings.append(Reading(limit, fmean(known) if known else None))
+    made = (fmean([getattr(probe, name) for probe in probes]) for name in ("output_tokens_per_s", "total_tokens_per_s"))
     unstable = sum(probe.verdict.unstable for probe in probes) > len(probes) / 2
     output, total = made
-    served = mean([probe.requests_per_s for probe in probes])
+    served = fmean([probe.requests_per_s for probe in probes])
     return CurvePoint(rate_per_s, tuple(readings), unstable, output, total, served)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -11,7 +10,7 @@ from numpy.typing import NDArray
 
 from sim.report.charts import Floats
 from sim.report.view import RunView
-from traces.metrics.intervals import LEAST_SAMPLES, NUM_WINDOWS, STATISTICS, STUDENT_T, Interval, paired
+from traces.metrics.intervals import LEAST_SAMPLES, STATISTICS, Interval, jackknife, paired, windows
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -139,18 +138,17 @@ def _gap_change(before: Sample, after: Sample, statistic: str) -> list[Change]:
     if not len(before.gap_s) or not len(after.gap_s):
         return []
     of = STATISTICS[statistic]
+
+    def without(low: int, high: int) -> float:
+        return of(_outside(after, low, high)) - of(_outside(before, low, high))
+
     old, new = of(before.gap_s), of(after.gap_s)
+    difference = Interval(new - old, None)
     numbers = before.requests.index.to_numpy()
-    half = None
     if len(numbers) >= LEAST_SAMPLES["mean"] and len(before.gap_s) >= LEAST_SAMPLES[statistic]:
-        edges = numbers[np.linspace(0, len(numbers) - 1, NUM_WINDOWS + 1).astype(np.int64)]
-        edges[-1] += 1
-        spread = 0.0
-        for low, high in pairwise(edges.tolist()):
-            left = of(_outside(after, low, high)) - of(_outside(before, low, high))
-            spread += (left - (new - old)) ** 2
-        half = STUDENT_T * float(np.sqrt(spread * (NUM_WINDOWS - 1) / NUM_WINDOWS))
-    return [Change("itl_s", statistic, old, new, Interval(new - old, half))]
+        edges = numbers[windows(len(numbers) - 1)].tolist()
+        difference = jackknife(without, [*edges[:-1], edges[-1] + 1])
+    return [Change("itl_s", statistic, old, new, difference)]
 
 
 def _outside(sample: Sample, low: int, high: int) -> Floats:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -12,6 +11,7 @@ from numpy.typing import NDArray
 from sim.explore.fleet import Trial
 from sim.explore.limits import Limit
 from traces.metrics.requests import OUTCOMES, RequestColumns
+from traces.workload.quantiles import quantile
 
 Floats = NDArray[np.float64]
 _MISSED = [OUTCOMES.index(name) for name in ("rejected", "failed")]
@@ -84,11 +84,7 @@ def _latency_s(requests: RequestColumns, latency: str) -> Floats:
 
 
 def statistic_of(ordered: Floats, statistic: str) -> float | None:
-    """Of ascending values, which may be infinite; percentiles by linear interpolation."""
+    """Of ascending values, which may be infinite; None without any."""
     if not len(ordered):
         return None
-    if statistic == "mean":
-        return float(np.mean(ordered))
-    place = _SHARES[statistic] * (len(ordered) - 1)
-    low, high = float(ordered[math.floor(place)]), float(ordered[math.ceil(place)])
-    return high if math.isinf(high) else low + (high - low) * (place - math.floor(place))
+    return float(np.mean(ordered)) if statistic == "mean" else quantile(ordered, _SHARES[statistic])

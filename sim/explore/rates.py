@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import fmean
 from typing import NamedTuple
 
 from sim.explore.bounds import Refusal, refusals
 from sim.explore.bracket import Bracket, bracket
 from sim.explore.limits import Limit
 from sim.explore.loads import Loads, Probe
-from sim.explore.seeds import half_width, mean
+from sim.explore.seeds import half_width
 
 TOLERANCE = 0.01
 """Of a rate: its two sides are this close."""
@@ -78,7 +79,7 @@ def find_rate(
     rates = tuple(one.middle for one in found)
     if not all(rates):
         return RateResult(0.0, 0.0, 0.0, rates, _causes(loads, found))
-    rate, half = mean(rates), half_width(rates) or 0.0
+    rate, half = fmean(rates), half_width(rates) or 0.0
     low, high = max(rate - half, least), min(rate + half, most)
     # The bisection itself leaves so much open.
     low, high = min(low, rate / (1 + tolerance / 2)), max(high, rate * (1 + tolerance / 2))
@@ -101,7 +102,7 @@ def _causes(loads: Loads, found: Sequence[Bracket]) -> tuple[Cause, ...]:
         values = [probe.verdict.readings[number].value_s for probe in probes]
         known = [value for value in values if value is not None]
         share = sum(not probe.verdict.readings[number].met for probe in probes) / len(probes)
-        causes.append(Cause(limit, mean(known) if known else None, share))
+        causes.append(Cause(limit, fmean(known) if known else None, share))
     unstable = sum(probe.verdict.unstable or bool(probe.verdict.message) for probe in probes) / len(probes)
     causes.append(Cause(None, None, unstable))
     return tuple(sorted((cause for cause in causes if cause.share > 0.0), key=lambda cause: -cause.share))

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-
-
-def mean(values: Sequence[float]) -> float:
-    """Arithmetic mean of at least one value."""
-    return math.fsum(values) / len(values)
+from statistics import fmean
 
 
 def half_width(values: Sequence[float], confidence: float = 0.95) -> float | None:
     """Half of the interval of the mean of independent values, by Student's t; None with fewer than two."""
     if len(values) < 2:
         return None
-    middle = mean(values)
+    middle = fmean(values)
     variance = math.fsum((value - middle) ** 2 for value in values) / (len(values) - 1)
     return student_t(len(values) - 1, confidence) * math.sqrt(variance / len(values))
 

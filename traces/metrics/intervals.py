@@ -11,7 +11,7 @@ medians hold zero, and of 99th percentiles 81 to 98 %, the fewest at a load of 0
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -72,9 +72,20 @@ def paired(values: Floats, base: Floats | None, statistic: str) -> Interval:
         left = of(np.delete(values, slice(low, high)))
         return left if base is None else left - of(np.delete(base, slice(low, high)))
 
-    total = without(0, 0)
     if len(values) < LEAST_SAMPLES[statistic]:
-        return Interval(total, None)
-    edges = np.linspace(0, len(values), NUM_WINDOWS + 1).astype(np.int64).tolist()
+        return Interval(without(0, 0), None)
+    return jackknife(without, windows(len(values)))
+
+
+def windows(last: int) -> list[int]:
+    """The ``NUM_WINDOWS`` + 1 edges, from 0 to ``last``, of windows that are equally wide but for rounding."""
+    edges: list[int] = np.linspace(0, last, NUM_WINDOWS + 1).astype(np.int64).tolist()
+    return edges
+
+
+def jackknife(without: Callable[[int, int], float], edges: Sequence[int]) -> Interval:
+    """The interval of an estimate, ``without(low, high)`` being that from all samples but those of [low, high);
+    ``edges`` are those of ``NUM_WINDOWS`` windows of neighbours."""
+    total = without(0, 0)
     spread = sum((without(low, high) - total) ** 2 for low, high in pairwise(edges))
     return Interval(total, STUDENT_T * float(np.sqrt(spread * (NUM_WINDOWS - 1) / NUM_WINDOWS)))

@@ -7,6 +7,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from traces.workload.quantiles import between, quantile
+
 QUANTILES = (0.5, 0.9, 0.95, 0.99)
 
 
@@ -26,8 +28,7 @@ def describe(values: NDArray[np.float64]) -> Stats | None:
     if not len(values):
         return None
     ordered = np.sort(values)
-    marks = [_interpolate(ordered, len(ordered), q) for q in QUANTILES]
-    return Stats(len(ordered), float(np.mean(ordered)), *marks)
+    return Stats(len(ordered), float(np.mean(ordered)), *(quantile(ordered, q) for q in QUANTILES))
 
 
 def describe_weighted(values: NDArray[np.float64], counts: NDArray[np.int64]) -> Stats | None:
@@ -48,15 +49,5 @@ def weighted_quantiles(ordered: NDArray[np.float64], until: NDArray[np.int64]) -
     for q in QUANTILES:
         low, fraction = divmod(q * (total - 1), 1.0)
         places = np.searchsorted(until, [low, min(low + 1, total - 1)], side="right")
-        marks.append(_lerp(float(ordered[places[0]]), float(ordered[places[1]]), fraction))
+        marks.append(between(float(ordered[places[0]]), float(ordered[places[1]]), fraction))
     return marks
-
-
-def _interpolate(ordered: NDArray[np.float64], n: int, q: float) -> float:
-    low, fraction = divmod(q * (n - 1), 1.0)
-    return _lerp(float(ordered[int(low)]), float(ordered[min(int(low) + 1, n - 1)]), fraction)
-
-
-def _lerp(a: float, b: float, fraction: float) -> float:
-    # From the nearer end, as numpy does, so that the result never leaves [a, b].
-    return a + (b - a) * fraction if fraction < 0.5 else b - (b - a) * (1.0 - fraction)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
-from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 GRID = (
     *(0.0, 0.001, 0.005, 0.01, 0.02),
@@ -42,15 +42,30 @@ class QuantileTable(NamedTuple):
         return QuantileTable(tuple(value * factor for value in self.values))
 
 
-def table_of(ordered: Sequence[float]) -> QuantileTable:
+class Ordered(Protocol):
+    """Ascending values: a sequence or an array of numpy."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, place: int, /) -> float: ...
+
+
+def table_of(ordered: Ordered) -> QuantileTable:
     """The table of at least one value, sorted."""
     return QuantileTable(tuple(quantile(ordered, share) for share in GRID))
 
 
-def quantile(ordered: Sequence[float], share: float) -> float:
-    """Quantile of sorted values by linear interpolation, as numpy has it by default."""
+def quantile(ordered: Ordered, share: float) -> float:
+    """Quantile of at least one value by linear interpolation, to the last bit numpy's default; unlike there, the
+    largest values may be infinite."""
     position = share * (len(ordered) - 1)
-    place = int(position)
-    if place + 1 >= len(ordered):
-        return float(ordered[-1])
-    return ordered[place] + (ordered[place + 1] - ordered[place]) * (position - place)
+    place = math.floor(position)
+    return between(float(ordered[place]), float(ordered[math.ceil(position)]), position - place)
+
+
+def between(low: float, high: float, fraction: float) -> float:
+    """The value at ``fraction`` of the way from ``low`` to ``high``; from the nearer end, as numpy does, so that it
+    never leaves [low, high]."""
+    if low == high or math.isinf(high):
+        return high
+    return low + (high - low) * fraction if fraction < 0.5 else high - (high - low) * (1.0 - fraction)
