@@ -103,7 +103,7 @@ class Loads:
     def alone_s(self) -> float:
         """Mean time that a request alone takes."""
         requests = self.alone.requests
-        took_s = (requests.finish_s - requests.arrival_s)[requests.is_finished]
+        took_s = requests.e2e_s[requests.is_finished]
         if not len(took_s):
             raise ConfigError("capacity: no request of this workload can be served; give shorter ones or more memory")
         return float(np.mean(took_s))

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from sim.explore.fleet import Trial
 from sim.explore.limits import Limit
-from traces.metrics.requests import OUTCOMES, RequestColumns
+from traces.metrics.requests import OUTCOMES
 from traces.workload.quantiles import quantile
 
 Floats = NDArray[np.float64]
@@ -63,24 +63,12 @@ def reading_s(trial: Trial, limit: Limit) -> float | None:
         return None if trial.gaps is None else float(getattr(trial.gaps, limit.statistic))
     requests = trial.requests
     missed = np.isin(requests.outcome, _MISSED)
-    values = np.where(missed, np.inf, _latency_s(requests, limit.latency))
+    values = np.where(missed, np.inf, getattr(requests, f"{limit.latency}_s"))
     values = values - np.where(missed, 0.0, limit.per_prompt_token_s * requests.prompt_tokens)
     counted = ~np.isnan(values) & (requests.prompt_tokens > limit.above)
     if limit.at_most is not None:
         counted &= requests.prompt_tokens <= limit.at_most
     return statistic_of(np.sort(values[counted]), limit.statistic)
-
-
-def _latency_s(requests: RequestColumns, latency: str) -> Floats:
-    """Of every request; NaN where it has none."""
-    e2e_s = np.where(requests.is_finished, requests.finish_s - requests.arrival_s, np.nan)
-    if latency == "ttft":
-        return requests.first_token_s - requests.arrival_s
-    if latency == "tpot":
-        return requests.tpot_s()
-    if latency == "queue":
-        return requests.first_scheduled_s - requests.arrival_s
-    return e2e_s if latency == "e2e" else e2e_s / np.maximum(requests.output_tokens, 1)
 
 
 def statistic_of(ordered: Floats, statistic: str) -> float | None:

@@ -87,15 +87,14 @@ def _kept_out(row: Any) -> str:
 
 def _queue(view: RunView, row: Any) -> list[str]:
     """Who was ahead, what kept it out, and whose end let it in."""
-    waited_s = row.first_scheduled_s - row.arrival_s
     table = view.requests
     ahead = (table["arrival_s"] < row.arrival_s) & (
         table["first_scheduled_s"].fillna(table["finish_s"]) > row.arrival_s
     )
     lines = [f"It arrived at {_at(row.arrival_s)}, with {_requests(int(ahead.sum()))} waiting before it."]
-    if waited_s <= _SOON_S:
+    if row.queue_s <= _SOON_S:
         return [*lines, "It was taken into the batch at once."]
-    lines.append(f"It was first worked on at {_at(row.first_scheduled_s)}, after {seconds(waited_s)}.")
+    lines.append(f"It was first worked on at {_at(row.first_scheduled_s)}, after {seconds(row.queue_s)}.")
     held = _held_s(view, row.arrival_s, row.first_scheduled_s)
     if not any(time_s for cause, time_s in held.items() if cause != "arrivals"):
         return [*lines, "It had to wait for the end of the step that was running, for nothing else."]

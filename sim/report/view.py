@@ -15,9 +15,9 @@ from policies.core.errors import BatchscopeError, UserError
 from sim.report.palette import DASHES, policy_colour
 from sim.summary import SCHEMA
 from traces.metrics.digest import DIGEST_NAME, Digest, DigestSink, StepSplit
+from traces.metrics.requests import OUTCOMES, RequestTimes, outcome_codes
 from traces.record.columns import StallTable
 from traces.record.read import RunRecord, damaged, read_part, read_run, step_table
-from traces.record.schema import outcome
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -26,6 +26,7 @@ Floats = NDArray[np.float64]
 
 _TEXTS = ("side", "preset", "policy", "model", "hardware", "delivery", "status")
 _TABLES = ("config", "requests", "throughput", "kv", "preemptions", "steps", "limited_by", "cost_model")
+_TIMES = ("arrival_s", "first_scheduled_s", "first_token_s", "finish_s")
 _COUNTS = ("offered", "finished", "rejected", "aborted", "failed", "unfinished")
 
 
@@ -60,20 +61,14 @@ class RunView:
 
     @cached_property
     def requests(self) -> pd.DataFrame:
-        """One row a request, by arrival, with its ``outcome``, and ``ttft_s``, ``tpot_s`` and ``e2e_s`` where the
-        metrics of the run count them (docs/metrics.md)."""
+        """One row a request, by arrival, with its ``outcome`` and its latencies, NaN where it has none
+        (docs/metrics.md)."""
         table = self.record.requests.sort_values(["arrival_s", "id"], kind="stable", ignore_index=True)
-        outcomes = {reason: outcome(str(reason)) for reason in table["reason"].unique()}
-        ended = table["reason"].astype(str).map(outcomes)
-        finished = ended == "finished"
-        gaps = (table["output_tokens"] - 1).where(finished & (table["output_tokens"] > 1))
-        return table.assign(
-            outcome=ended,
-            ttft_s=table["first_token_s"] - table["arrival_s"],
-            tpot_s=(table["finish_s"] - table["first_token_s"]) / gaps,
-            e2e_s=(table["finish_s"] - table["arrival_s"]).where(finished),
-            queue_s=table["first_scheduled_s"] - table["arrival_s"],
-        )
+        codes = outcome_codes(table["reason"].astype(str).tolist())
+        times_s = {name: table[name].to_numpy(np.float64) for name in _TIMES}
+        of = RequestTimes(**times_s, output_tokens=table["output_tokens"].to_numpy(), outcome=codes)
+        latencies = {name: getattr(of, name) for name in ("ttft_s", "tpot_s", "e2e_s", "queue_s")}
+        return table.assign(outcome=np.array(OUTCOMES)[codes], **latencies)
 
     @cached_property
     def segments(self) -> pd.DataFrame | None:

@@ -102,7 +102,7 @@ def _grouping(
     answered = np.where(np.isnan(requests.first_token_s), 0, requests.prompt_tokens)
     tokens = np.bincount(codes, answered + requests.output_tokens, len(labels))[there]
     finished = requests.is_finished & (requests.finish_s > requests.arrival_s)
-    took_s = (requests.finish_s - requests.arrival_s)[finished]
+    took_s = requests.e2e_s[finished]
     speeds = np.bincount(codes[finished], requests.output_tokens[finished] / took_s, len(labels))[there]
     ended = np.bincount(codes[finished], minlength=len(labels))[there]
     mean = np.divide(speeds, ended, out=np.zeros(len(there)), where=ended > 0)

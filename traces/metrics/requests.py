@@ -31,24 +31,16 @@ _SUMS = (
 
 
 @dataclass(frozen=True)
-class RequestColumns:
-    """One entry a request, in order of its end. Times are float64 seconds, NaN where it never happened;
-    ``client`` indexes ``RequestStore.clients``, and ``outcome`` indexes ``OUTCOMES``."""
+class RequestTimes:
+    """The latencies of requests, from what was recorded of them. One entry a request; times are float64 seconds, NaN
+    where it never happened, and a latency is NaN where a request has none. ``outcome`` indexes ``OUTCOMES``."""
 
     arrival_s: Floats
     first_scheduled_s: Floats
     first_token_s: Floats
     finish_s: Floats
-    waited_s: Floats
-    prompt_tokens: NDArray[np.int32]
-    output_tokens: NDArray[np.int32]
-    priority: NDArray[np.int64]
-    client: NDArray[np.int32]
+    output_tokens: NDArray[np.integer]
     outcome: NDArray[np.int8]
-
-    def where(self, picked: NDArray[np.bool_]) -> RequestColumns:
-        """The picked requests."""
-        return RequestColumns(*(getattr(self, column.name)[picked] for column in fields(self)))
 
     @property
     def is_finished(self) -> NDArray[np.bool_]:
@@ -56,11 +48,46 @@ class RequestColumns:
         finished: NDArray[np.bool_] = self.outcome == FINISHED
         return finished
 
+    @property
+    def queue_s(self) -> Floats:
+        """From arrival to the first step that works on it."""
+        return self.first_scheduled_s - self.arrival_s
+
+    @property
+    def ttft_s(self) -> Floats:
+        """From arrival to the first token, queueing included."""
+        return self.first_token_s - self.arrival_s
+
+    @property
     def tpot_s(self) -> Floats:
-        """``(tN - t1) / (N - 1)`` of every request; NaN where N = 1 or it did not complete."""
+        """``(tN - t1) / (N - 1)`` of those that completed with N > 1 tokens."""
         gaps = np.where(self.is_finished & (self.output_tokens > 1), self.output_tokens - 1.0, np.nan)
         result: Floats = (self.finish_s - self.first_token_s) / gaps
         return result
+
+    @property
+    def e2e_s(self) -> Floats:
+        """From arrival to the end of those that completed."""
+        return np.where(self.is_finished, self.finish_s - self.arrival_s, np.nan)
+
+    @property
+    def normalized_latency_s(self) -> Floats:
+        """E2E over the number of output tokens."""
+        return self.e2e_s / np.where(self.output_tokens > 0, self.output_tokens, np.nan)
+
+
+@dataclass(frozen=True)
+class RequestColumns(RequestTimes):
+    """All that the metrics need of requests, in order of their end; ``client`` indexes ``RequestStore.clients``."""
+
+    waited_s: Floats
+    prompt_tokens: NDArray[np.int32]
+    priority: NDArray[np.int64]
+    client: NDArray[np.int32]
+
+    def where(self, picked: NDArray[np.bool_]) -> RequestColumns:
+        """The picked requests."""
+        return RequestColumns(*(getattr(self, column.name)[picked] for column in fields(self)))
 
     def batch_s(self) -> Floats:
         """Time in the batch of each request that completed: without queueing and requeueing."""
@@ -77,18 +104,9 @@ class RequestColumns:
     def latencies(self) -> dict[str, Stats | None]:
         """Statistics by name. TTFT is over all requests that got a token, queue and waiting time over all
         that ran, the others over those that completed."""
-        e2e_s = self.finish_s - self.arrival_s
-        finished = self.is_finished
-        made = np.where(self.output_tokens > 0, self.output_tokens, np.nan)
         ran = ~np.isnan(self.first_scheduled_s)
-        return {
-            "ttft_s": _known(self.first_token_s - self.arrival_s),
-            "tpot_s": _known(self.tpot_s()),
-            "e2e_s": _known(e2e_s[finished]),
-            "queue_s": _known(self.first_scheduled_s - self.arrival_s),
-            "waited_s": _known(self.waited_s[ran]),
-            "normalized_latency_s": _known((e2e_s / made)[finished]),
-        }
+        names = ("ttft_s", "tpot_s", "e2e_s", "queue_s", "normalized_latency_s")
+        return {**{name: _known(getattr(self, name)) for name in names}, "waited_s": _known(self.waited_s[ran])}
 
 
 class RequestStore:
@@ -111,7 +129,7 @@ class RequestStore:
             self._parts[name].append(numbers[name].astype(np.int32))
         self._parts["client"].append(self._clients(table.client_id))
         self._parts["priority"].append(numbers["priority"].astype(np.int64))
-        outcomes = _outcomes(table.reason)
+        outcomes = outcome_codes(table.reason)
         self._parts["outcome"].append(outcomes)
         self.reasons.update(table.reason)
         for name in _SUMS:
@@ -146,7 +164,8 @@ def _kind(name: str) -> str:
     return {"priority": "i8", "outcome": "i1"}.get(name, "i4")
 
 
-def _outcomes(reasons: list[str]) -> NDArray[np.int8]:
+def outcome_codes(reasons: list[str]) -> NDArray[np.int8]:
+    """The places in ``OUTCOMES`` of what became of requests that ended for these reasons."""
     codes = {reason: OUTCOMES.index(outcome(reason)) for reason in set(reasons)}
     return np.fromiter(map(codes.__getitem__, reasons), np.int8, len(reasons))
 
