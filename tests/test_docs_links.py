@@ -67,12 +67,13 @@ def test_the_readme_leads_to_the_documentation() -> None:
 
 
 def test_the_glossary_has_every_word_of_tables_and_pages() -> None:
-    from sim.report.words import CAUSES, GLOSSARY, METRICS, OUTCOMES, TERMS
+    from sim.latencies import LATENCIES
+    from sim.report.words import CAUSES, GLOSSARY, OUTCOMES, TERMS
 
     text = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
     rows = [line.split("|")[1].strip() for line in text.splitlines() if line.startswith("| ")][1:]
     words = {word.strip(" `").lower() for row in rows for word in row.split(",")}
-    titles = [short.lower() for short, _ in METRICS.values()]
+    titles = [latency.short.lower() for latency in LATENCIES.values()]
     own = [part.strip().lower() for name in GLOSSARY for part in name.split(",")]
     known = {"token", "request", "scheduling policy"}  # everyday words there, and the policy's shorter name
     assert {*CAUSES, *OUTCOMES, *titles, *own} - known <= words

@@ -19,6 +19,7 @@ from policies.core.request import Request
 from policies.presets import build_policy, choose, resolve
 from sim.collector import no_garbage_collection
 from sim.config import load_config
+from sim.latencies import SHOWN
 from traces.metrics.accumulate import MetricsSink, RunMetrics
 from traces.record.recorder import Recorder
 from traces.workload.source import build_source
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from gpu_backend.swap import Moved
 
 NAN = float("nan")
-LATENCIES = ("ttft_s", "itl_s", "tpot_s", "e2e_s")
 
 
 class StepLine(NamedTuple):
@@ -143,7 +143,7 @@ def drive(
 def figures(metrics: RunMetrics) -> dict[str, Any]:
     """What is compared of a run, in either world: mean, median and 95th percentile of latencies, and throughput."""
     found: dict[str, Any] = {}
-    for name in LATENCIES:
+    for name in SHOWN:
         stats = metrics.latencies.get(name)
         found[name] = None if stats is None else {"mean": stats.mean, "p50": stats.p50, "p95": stats.p95}
     return {

@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from calibrate.fit import errors_of
-from calibrate.gpu.drive import LATENCIES, figures
+from calibrate.gpu.drive import figures
 from calibrate.gpu.fitted import COSTS
 from policies.catalog import card, model
 from policies.core.errors import RunError
 from policies.core.plan import Chunk
 from sim.costs.load import load_cost_model
+from sim.latencies import SHOWN
 
 if TYPE_CHECKING:
     from calibrate.gpu.worker import Check
@@ -60,7 +61,7 @@ def _compare(check: Check, measured: Mapping[str, Any], card_name: str, costs_pa
 def _relative(measured: Mapping[str, Any], simulated: Mapping[str, Any]) -> dict[str, float]:
     """Simulated over measured - 1, of all that is compared."""
     found = {}
-    for name in LATENCIES:
+    for name in SHOWN:
         for mark in _MARKS:
             theirs, ours = ((side[name] or {}).get(mark) for side in (measured, simulated))
             if theirs and ours is not None:

@@ -13,6 +13,7 @@ from policies.presets import preset, resolve
 from sim.api import prepare, run_setup
 from sim.config import config_from_tables
 from sim.costs.pool import kv_pool
+from sim.latencies import SHOWN, STATISTICS
 
 MOST_REQUESTS = 3_000
 """Requests that are simulated at most: throughput hardly depends on how many follow."""
@@ -91,9 +92,6 @@ def _blocks(tables: Mapping[str, Mapping[str, Any]], target: Target, recipe: Rec
     ).num_gpu_blocks
 
 
-_TIMES = {"ttft": "ttft_s", "itl": "itl_s", "tpot": "tpot_s", "e2e": "e2e_s"}
-_PLACES = ("mean", "p50", "p90", "p95", "p99")
-
 
 def figures_of(summary: Mapping[str, Any], case: Case) -> dict[str, float]:
     """The figures of a run under the names of the sources; one that the run has no samples of is left out."""
@@ -106,8 +104,9 @@ def figures_of(summary: Mapping[str, Any], case: Case) -> dict[str, float]:
         "e2e_batch_s": duration_s,
         "makespan_s": duration_s,
     }
-    for short, name in _TIMES.items():
-        for place in _PLACES:
+    for name in SHOWN:
+        short = name.removesuffix("_s")
+        for place in STATISTICS:
             seconds = (summary.get(name) or {}).get(place)
             if seconds is not None:
                 figures[f"{short}_{place}_ms"] = 1e3 * seconds

@@ -82,7 +82,8 @@ def in_words(found: Diagnosis) -> str:
 
 def _advice(found: Diagnosis) -> list[str]:
     """What was tried, each with its effect on the metric that suffers and on the rate."""
-    from sim.explore.diagnose_text import advice_table, in_short
+    from sim.explore.diagnose_text import advice_table
+    from sim.latencies import in_short
 
     table = advice_table(found)
     metric = in_short(*found.metric)

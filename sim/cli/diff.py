@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-_TIMES = {"TTFT": "ttft_s", "ITL": "itl_s", "TPOT": "tpot_s", "E2E": "e2e_s", "queue": "queue_s"}
-
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("folders", metavar="RUN [RUN]", nargs=-1)
@@ -76,6 +74,7 @@ def _compared(first: Path, second: Path) -> bool:
 
 def metric_rows(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[Sequence[str]]:
     """Name, both values, and by how much the second exceeds the first, of every metric that is not 0 in both."""
+    from sim.latencies import SHOWN, in_short
     from sim.wording import digits, percent, seconds
 
     rows: list[Sequence[str]] = []
@@ -87,9 +86,9 @@ def metric_rows(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[Seq
         change = "-" if one is None or other is None or not one else _signed(100 * (other - one) / one)
         rows.append([name, *("-" if value is None else words(value) for value in (one, other)), change])
 
-    for name, key in _TIMES.items():
+    for latency in (*SHOWN, "queue_s"):
         for statistic in ("mean", "p50", "p99"):
-            add(f"{name} {statistic}", seconds, key, statistic)
+            add(in_short(latency, statistic), seconds, latency, statistic)
     add("output tokens/s", digits, "throughput", "output_tokens_per_s")
     add("requests/s", digits, "throughput", "requests_per_s")
     add("duration", seconds, "duration_s")

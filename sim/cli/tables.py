@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from io import StringIO
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from sim.latencies import FEW, LATENCIES, at_once, in_short
 from sim.wording import digits, percent, seconds
 from traces.record.schema import outcome
 
@@ -22,9 +23,6 @@ class Cell(NamedTuple):
     n: int | None = None
 
 
-FEW = 300
-"""Below this many samples a p99 is little more than the maximum."""
-
 NOTHING = Cell("-")
 Row = Callable[[Summary], Cell]
 
@@ -34,7 +32,7 @@ def _time(name: str, statistic: str) -> Row:
         stats = summary.get(name)
         if stats is None:
             return NOTHING
-        if summary["delivery"] == "batch_end" and name in ("itl_s", "tpot_s"):
+        if at_once(name, summary):
             return Cell("all at once")
         few = " (n small)" if statistic == "p99" and stats["n"] < FEW else ""
         return Cell(seconds(stats[statistic]) + few, stats["n"])
@@ -89,16 +87,14 @@ def _limited_by(summary: Summary) -> Cell:
     return Cell(", ".join(f"{cause} {100 * share:.0f} %" for cause, share in shares if share >= 0.005) or "-")
 
 
+_TIMES = (
+    *(("ttft_s", statistic) for statistic in ("mean", "p50", "p99")),
+    *(("itl_s", "mean"), ("itl_s", "p99"), ("tpot_s", "mean"), ("e2e_s", "mean"), ("e2e_s", "p99")),
+)
+
 ROWS: dict[str, Row] = {
     "keeps up": _keeps_up,
-    "TTFT mean": _time("ttft_s", "mean"),
-    "TTFT p50": _time("ttft_s", "p50"),
-    "TTFT p99": _time("ttft_s", "p99"),
-    "ITL mean": _time("itl_s", "mean"),
-    "ITL p99": _time("itl_s", "p99"),
-    "TPOT mean": _time("tpot_s", "mean"),
-    "E2E mean": _time("e2e_s", "mean"),
-    "E2E p99": _time("e2e_s", "p99"),
+    **{in_short(*of): _time(*of) for of in _TIMES},
     "output tokens/s, whole run": _value(digits, "throughput", "output_tokens_per_s"),
     "output tokens/s, steady": _value(digits, "throughput", "steady_output_tokens_per_s"),
     "hardware bound, tokens/s": _value(digits, "throughput", "bound_output_tokens_per_s"),
@@ -118,15 +114,13 @@ PRICED: dict[str, Row] = {
 }
 """Rows of runs with a price."""
 
-_LIMITS = {"ttft_s": "TTFT", "itl_s": "mean ITL of a request", "tpot_s": "TPOT", "e2e_s": "E2E"}
-
-
 def _limits(summaries: Sequence[Summary]) -> dict[str, Row]:
     """Rows of runs that state limits in [slo]: each limit in words, then all together."""
     rows: dict[str, Row] = {}
     for summary in summaries:
         for name, limit_s in summary["config"].get("slo", {}).items():
-            rows[f"{_LIMITS[name]} <= {seconds(limit_s)}"] = _within(name, limit_s)
+            short = "mean ITL of a request" if name == "itl_s" else LATENCIES[name].short
+            rows[f"{short} <= {seconds(limit_s)}"] = _within(name, limit_s)
     if rows:
         rows["within all limits"] = _value(percent, "goodput", "attainment")
         rows["goodput, requests/s"] = _value(digits, "goodput", "requests_per_s")

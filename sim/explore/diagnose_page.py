@@ -16,15 +16,14 @@ from sim.explore.diagnose_text import (
     evidence_table,
     finding,
     gaps_table,
-    in_short,
     life_table,
     limits_table,
     shares_table,
 )
+from sim.latencies import LATENCIES, in_short
 from sim.report.charts import BOTTOM_PX, Figure, Trace, axis, base_layout
 from sim.report.document import Chart, DocumentSection, chart_of, document
 from sim.report.palette import COLOURS, part_colour, part_pattern
-from sim.report.words import METRICS
 from sim.wording import percent, seconds
 
 if TYPE_CHECKING:
@@ -141,7 +140,7 @@ def _advice_chart(diagnosis: Diagnosis) -> Iterable[Chart]:
     layout["xaxis"] = axis(f"{in_short(*metric)}, {unit}", range=[0, 1.25 * most], nticks=5)
     layout["yaxis"] = {"autorange": "reversed", "automargin": False}
     layout["shapes"] = [_before_line(known[0][1].before / unit_s)]
-    short, meaning = METRICS[metric[0]]
+    short, _, meaning = LATENCIES[metric[0]]
     caption = (
         f"{short}: {meaning}. Bars: {in_short(*metric)} after each change; dashed line: before. Shorter is better."
     )

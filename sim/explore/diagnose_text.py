@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 from sim.explore.diagnose_cause import CAUSES, LEAST_SHARE
 from sim.explore.diagnose_effects import STATED, Change
 from sim.explore.diagnose_rerun import Tried
+from sim.latencies import in_short
 from sim.report.figures import Table, relative
 from sim.report.words import CAUSES as KEPT_OUT
-from sim.report.words import GAP_CAUSES, METRICS, OUTCOMES
+from sim.report.words import GAP_CAUSES, OUTCOMES
 from sim.wording import digits, percent, seconds
 
 if TYPE_CHECKING:
@@ -119,11 +120,6 @@ def _advice(diagnosis: Diagnosis) -> list[str]:
     change = first.change(*metric)
     assert change is not None
     return [f"What helps first: {first.advice.text}. {in_short(*metric)} goes {_from_to(change)}."]
-
-
-def in_short(metric: str, statistic: str) -> str:
-    """``TTFT mean``."""
-    return f"{METRICS[metric][0]} {statistic}"
 
 
 def _from_to(change: Change) -> str:

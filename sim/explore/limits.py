@@ -7,11 +7,9 @@ import re
 from typing import NamedTuple
 
 from policies.core.errors import ConfigError, closest
-from sim.explore.metrics import LATENCIES, STATISTICS
+from sim.explore.metrics import LATENCY_METRICS
+from sim.latencies import in_short
 from sim.wording import digits, seconds
-
-NAMES = tuple(f"{latency}_{statistic}_s" for latency in LATENCIES for statistic in STATISTICS)
-"""What can be limited."""
 
 OF_TOKENS = ("itl",)
 """Latencies that are kept for all requests together, so that they know no prompt lengths."""
@@ -70,7 +68,7 @@ class Limit(NamedTuple):
     @property
     def title(self) -> str:
         """The statistic for a person: ``TTFT p99``."""
-        return f"{self.latency.upper().replace('_', ' ')} {self.statistic}"
+        return in_short(f"{self.latency}_s", self.statistic)
 
     def slope_words(self) -> str:
         """What the limit grows by with the prompt; else ""."""
@@ -83,8 +81,9 @@ def parse_limit(text: str, where: str = "--slo") -> Limit:
     name, equals, value = stated.replace("<=", "=", 1).partition("=")
     if not equals or not value:
         raise ConfigError(f"{where} {text}: {_EXAMPLE}")
-    if name not in NAMES:
-        raise ConfigError(f"{where} {text}: '{name}' is no latency with a statistic; {_EXAMPLE}{closest(name, NAMES)}")
+    if name not in LATENCY_METRICS:
+        close = closest(name, LATENCY_METRICS)
+        raise ConfigError(f"{where} {text}: '{name}' is no latency with a statistic; {_EXAMPLE}{close}")
     matched = _LIMIT.fullmatch(value)
     if matched is None or (float(matched[1]) <= 0 and not matched[2]):
         raise ConfigError(f"{where} {text}: '{value}' is no limit in seconds; {_EXAMPLE}")

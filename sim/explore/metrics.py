@@ -6,18 +6,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from policies.core.errors import ConfigError, closest
+from sim.latencies import LATENCIES, STATISTICS
 from sim.wording import digits, percent, seconds
-
-STATISTICS = ("mean", "p50", "p90", "p95", "p99")
-LATENCIES = {
-    "ttft": "time to first token",
-    "itl": "gap between two tokens",
-    "tpot": "time per output token",
-    "e2e": "time to the last token",
-    "queue": "time before the first step",
-    "normalized_latency": "time to the last token, per output token",
-}
-"""Latencies of a summary, without their unit, and what they are."""
 
 
 class Metric(NamedTuple):
@@ -36,13 +26,17 @@ class Metric(NamedTuple):
 
 
 def _latencies() -> Iterable[tuple[str, Metric]]:
-    for name, about in LATENCIES.items():
+    for name, latency in LATENCIES.items():
         for statistic in STATISTICS:
-            yield f"{name}_{statistic}_s", Metric((f"{name}_s", statistic), f"{about}, {statistic}", seconds)
+            about = f"{latency.about}, {statistic}"
+            yield f"{name.removesuffix('_s')}_{statistic}_s", Metric((name, statistic), about, seconds)
 
+
+LATENCY_METRICS = dict(_latencies())
+"""The statistics of latencies by name: what can be limited."""
 
 METRICS: dict[str, Metric] = {
-    **dict(_latencies()),
+    **LATENCY_METRICS,
     "output_tokens_per_s": Metric(
         ("throughput", "output_tokens_per_s"), "output tokens a second, whole run"
     ),

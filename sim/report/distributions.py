@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from sim.latencies import LATENCIES, at_once
 from sim.report.charts import BOTTOM_PX, Figure, Floats, Trace, axis, band, base_layout, line, log_axis, rounded
 from sim.report.palette import COLOURS, part_colour
 from sim.report.view import RunView
-from sim.report.words import GAP_CAUSES, METRICS
+from sim.report.words import GAP_CAUSES
 from sim.wording import seconds
 
 _SHARES = np.concatenate((np.linspace(0, 0.98, 99), np.linspace(0.98, 1.0, 41)[1:]))
@@ -35,7 +36,7 @@ def ecdf(views: Sequence[RunView], metric: str) -> Figure | None:
     for view, (values_s, shares) in curves:
         hover = f"{view.label}: %{{y:.3g}} % of the samples take at most %{{x:.3~g}} {unit}"
         traces.append(line(values_s / unit_s, 100 * shares, view.label, view.colour, view.dash, hover=hover))
-    title = f"{METRICS[metric][0]}, {unit}"
+    title = f"{LATENCIES[metric].short}, {unit}"
     layout = _layout(legend=len(views) > 1)
     layout["xaxis"] = _axis(title, [values_s / unit_s for _, (values_s, _) in curves], log)
     layout["yaxis"] = axis("share of the samples, %", range=[0, 101])
@@ -110,7 +111,7 @@ def _gaps(view: RunView) -> dict[str, Any]:
 
 def _curve(view: RunView, metric: str) -> tuple[Floats, Floats] | None:
     """Values and the share of the samples that do not exceed them, at most some hundred points."""
-    if metric in ("itl_s", "tpot_s") and view.at_batch_end:
+    if at_once(metric, view.summary):
         return None
     if metric == "itl_s":
         gaps = _gaps(view).values()

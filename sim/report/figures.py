@@ -7,15 +7,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from sim.latencies import FEW, LATENCIES, SHOWN, at_once, in_short
 from sim.report.view import RunView
-from sim.report.words import METRICS
 from sim.wording import digits, percent, seconds
 from traces.metrics.intervals import Interval, interval, paired
 
-FEW = 300
-"""Below this many samples a p99 is little more than the maximum."""
-
-LATENCIES = ("ttft_s", "itl_s", "tpot_s", "e2e_s")
 PAIRED = ("ttft_s", "tpot_s", "e2e_s")
 _STATISTICS = ("mean", "p50", "p99")
 _CLASSES = {"client": "client", "priority": "priority", "prompt_tokens": "prompt length, tokens"}
@@ -32,12 +28,12 @@ class Table(NamedTuple):
 def latency_table(view: RunView) -> Table:
     """Mean, p50 and p99 of each latency, with 95 % intervals where there are enough samples and the run keeps up."""
     rows: list[tuple[str, ...]] = []
-    for metric in LATENCIES:
+    for metric in SHOWN:
         stats = view.summary.get(metric)
-        short, meaning = METRICS[metric]
+        short, _, meaning = LATENCIES[metric]
         if stats is None:
             continue
-        if view.at_batch_end and metric in ("itl_s", "tpot_s"):
+        if at_once(metric, view.summary):
             rows.append((f"{short}: {meaning}", "all tokens", "come", "at once", f"{stats['n']:,}"))
             continue
         cells = (_latency_cell(view, metric, statistic, stats) for statistic in _STATISTICS)
@@ -92,7 +88,7 @@ def _goodput_rows(summary: Mapping[str, Any]) -> list[tuple[str, Any, Any, str]]
     if goodput is None:
         return []
     limits = summary["config"].get("slo", {})
-    stated = ", ".join(f"{METRICS[name][0]} <= {seconds(limit)}" for name, limit in limits.items())
+    stated = ", ".join(f"{LATENCIES[name].short} <= {seconds(limit)}" for name, limit in limits.items())
     return [
         ("Within all limits", goodput.get("attainment"), percent, f"of the requests: {stated}"),
         ("Goodput, requests a second", goodput["requests_per_s"], digits, "that finished within all limits"),
@@ -102,11 +98,11 @@ def _goodput_rows(summary: Mapping[str, Any]) -> list[tuple[str, Any, Any, str]]
 def overview_table(views: Sequence[RunView]) -> Table:
     """Several runs side by side."""
     rows: list[tuple[str, ...]] = []
-    for metric in LATENCIES:
+    for metric in SHOWN:
         for statistic in _STATISTICS:
             cells = tuple(_overview_cell(view, metric, statistic) for view in views)
             if any(cell != "-" for cell in cells):
-                rows.append((f"{METRICS[metric][0]} {statistic}", *cells))
+                rows.append((in_short(metric, statistic), *cells))
     by_name = [{name: value for name, value, _ in rate_rows(view.summary)} for view in views]
     for name in dict.fromkeys(name for values in by_name for name in values):
         rows.append((name, *(values.get(name, "-") for values in by_name)))
@@ -117,7 +113,7 @@ def _overview_cell(view: RunView, metric: str, statistic: str) -> str:
     stats = view.summary.get(metric)
     if stats is None:
         return "-"
-    return "all at once" if view.at_batch_end and metric in ("itl_s", "tpot_s") else seconds(stats[statistic])
+    return "all at once" if at_once(metric, view.summary) else seconds(stats[statistic])
 
 
 def group_tables(view: RunView) -> list[Table]:
@@ -130,7 +126,7 @@ def group_tables(view: RunView) -> list[Table]:
             counts = group["requests"]
             rate = digits(group.get("output_tokens_per_s", 0.0))
             rows.append((label, f"{counts['finished']:,} of {counts['offered']:,}", *times, rate))
-        header = (_CLASSES[name], "finished", "TTFT p50", "TTFT p99", "TPOT mean", "E2E p99", "output tokens/s")
+        header = (_CLASSES[name], "finished", *(in_short(*mark) for mark in _GROUP_MARKS), "output tokens/s")
         tables.append(Table(f"By {_CLASSES[name]}{_fairness(grouping)}", header, rows))
     return tables
 
@@ -172,7 +168,7 @@ def differences(view: RunView, base: RunView) -> list[Difference]:
     steady = view.keeps_up is not False and base.keeps_up is not False
     found = []
     for metric in PAIRED:
-        if metric == "tpot_s" and (view.at_batch_end or base.at_batch_end):
+        if at_once(metric, view.summary) or at_once(metric, base.summary):
             continue
         x, y = mine[metric].to_numpy(np.float64), theirs[metric].to_numpy(np.float64)
         both = ~(np.isnan(x) | np.isnan(y))
@@ -197,7 +193,7 @@ def difference_table(view: RunView, base: RunView) -> Table:
         if found.half is not None:
             change += f" ± {seconds(found.half)}"
         clear = [_clear(found)] if known else []
-        rows.append((f"{METRICS[metric][0]} {statistic}", change, relative(found.value, before), *clear, f"{n:,}"))
+        rows.append((in_short(metric, statistic), change, relative(found.value, before), *clear, f"{n:,}"))
     header = ("", "difference", "relative", *(["beyond chance?"] if known else []), "requests in both")
     caption = f"{view.label} minus {base.label}, request by request"
     return Table(caption if known or not rows else f"{caption} ({_no_interval(view, base)})", header, rows)

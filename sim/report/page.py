@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from sim.latencies import LATENCIES, SHOWN
 from sim.report import bound, distributions, gantt
 from sim.report.charts import one_panel
 from sim.report.document import Chart, chart_of, part_of, rendered, write_html
@@ -25,7 +26,7 @@ from sim.report.finding import find, shared_facts
 from sim.report.lives import chosen_lives, in_words
 from sim.report.over_time import X_TITLE, time_panels
 from sim.report.view import RunView, arrival_and_end_rates, side_by_side
-from sim.report.words import CAUSES, GLOSSARY, METRICS
+from sim.report.words import CAUSES, GLOSSARY
 from sim.wording import digits, percent, seconds
 
 REPORT_NAME = "report.html"
@@ -67,6 +68,7 @@ def page(views: Sequence[RunView], *, paired: bool = True, notices: Sequence[str
     know of them."""
     views = side_by_side(views)
     one = len(views) == 1
+    spoken_of = [LATENCIES[name] for name in (*SHOWN, "queue_s")]
     return rendered(
         "page.html.j2",
         title=_title(views),
@@ -74,7 +76,7 @@ def page(views: Sequence[RunView], *, paired: bool = True, notices: Sequence[str
         sections=[(key, f"{number}. {name}") for number, (key, name) in enumerate(SECTIONS.items(), 1)],
         finding=find(views),
         facts=[*shared_facts(views), *([("Comparison", list(notices))] if notices else [])],
-        glossary=[*GLOSSARY.items(), *METRICS.values()],
+        glossary=[*GLOSSARY.items(), *((of.short, of.meaning) for of in spoken_of)],
         figures_note=_INTERVALS,
         tables=_tables(views, paired),
         charts={name: list(make(views)) for name, make in _CHARTS.items()},
@@ -168,8 +170,8 @@ def _compared_table(views: Sequence[RunView]) -> Table | None:
 
 
 def _distribution_charts(views: Sequence[RunView]) -> Iterable[Chart]:
-    for metric in ("ttft_s", "itl_s", "tpot_s", "e2e_s"):
-        short, meaning = METRICS[metric]
+    for metric in SHOWN:
+        short, _, meaning = LATENCIES[metric]
         caption = f"{meaning[0].upper()}{meaning[1:]}. Read: y % of the samples take at most x; further left is faster."
         yield from chart_of(metric, short, caption, distributions.ecdf(views, metric))
     area = "; the area holds the middle 80 %" if len(views) == 1 else ""

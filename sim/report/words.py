@@ -58,15 +58,6 @@ OUTCOMES = {
     "unfinished": "still under way when the run ended",
 }
 
-METRICS = {
-    "ttft_s": ("TTFT", "time to first token: from arrival to the first token of the answer, queueing included"),
-    "itl_s": ("ITL", "inter-token latency: each single gap between two tokens of an answer"),
-    "tpot_s": ("TPOT", "time per output token: a request's mean gap after its first token"),
-    "e2e_s": ("E2E", "end to end: from arrival to the last token"),
-    "queue_s": ("queue time", "from arrival to the first step that works on the request"),
-}
-"""Short name and meaning of the latencies."""
-
 GLOSSARY = {
     "token": "a piece of a word; models read and write text token by token",
     "request": "a prompt that somebody sends, and the answer to it",

@@ -19,7 +19,7 @@ from sim.explore.diagnose_cause import CAUSES, LEAST_SHARE, budget_is_small, fin
 from sim.explore.diagnose_effects import Change, Sample, changes
 from sim.explore.diagnose_evidence import Evidence, GapCause
 from sim.explore.diagnose_memory import memory_risk
-from sim.explore.diagnose_text import in_short
+from sim.latencies import in_short
 from tests.command import CHAT, batchscope
 from tests.pages import Page
 from traces.metrics.intervals import Interval
