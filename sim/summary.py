@@ -97,6 +97,12 @@ def build_summary(facts: RunFacts, metrics: RunMetrics) -> dict[str, Any]:
     return _present(summary)
 
 
+def policy_name(summary: Mapping[str, Any]) -> str:
+    """The preset's name, or that of the class that ran in its place."""
+    policy: str = summary["policy"]
+    return policy.rpartition(":")[2] if ":" in policy else str(summary["preset"])
+
+
 def to_json(summary: Mapping[str, Any]) -> str:
     """The text of summary.json. Raises ValueError if a number is not finite."""
     return json.dumps(summary, indent=2, allow_nan=False) + "\n"

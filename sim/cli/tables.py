@@ -7,6 +7,7 @@ from io import StringIO
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sim.latencies import FEW, LATENCIES, at_once, in_short
+from sim.summary import policy_name
 from sim.wording import digits, percent, seconds
 from traces.record.schema import outcome
 
@@ -167,12 +168,6 @@ def _engine(summary: Summary) -> str:
     return f"{name} (parameters and KV memory of {preset})" if ":" in policy else str(preset)
 
 
-def _short(summary: Summary) -> str:
-    """The preset's or the class's name."""
-    policy: str = summary["policy"]
-    return policy.rpartition(":")[2] if ":" in policy else str(summary["preset"])
-
-
 def _unserved(summary: Summary) -> list[str]:
     """A warning where more than 1 % of the requests did not finish: the other figures are those of the rest."""
     counts = summary["requests"]
@@ -195,7 +190,7 @@ def comparison_table(summaries: Sequence[Summary], names: Sequence[str] | None =
         [name, *(_with_n(cell, summary) for cell, summary in zip(cells, summaries, strict=True))]
         for name, cells in _rows(summaries)
     ]
-    return render(["", *(names or [_short(summary) for summary in summaries])], rows)
+    return render(["", *(names or [policy_name(summary) for summary in summaries])], rows)
 
 
 def _with_n(cell: Cell, summary: Summary) -> str:

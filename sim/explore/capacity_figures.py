@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from sim.explore.limits import Limit
-from sim.report.charts import Figure, Trace, axis, base_layout
+from sim.report.charts import Figure, Trace, axis, base_layout, rounded
 from sim.report.palette import COLOURS, faded
 from sim.wording import digits, seconds
 
@@ -24,8 +24,8 @@ def along_rate(result: CapacityResult, number: int) -> Figure:
     rates = [point.rate_per_s for point, _ in known]
     traces: list[Trace] = [
         {
-            **{"type": "scatter", "mode": "lines+markers", "name": limit.title, "x": _short(rates)},
-            "y": _short([value for _, value in known]),
+            **{"type": "scatter", "mode": "lines+markers", "name": limit.title, "x": rounded(rates)},
+            "y": rounded([value for _, value in known]),
             "line": {"color": LINE, "width": 2},
             "marker": {"size": 9, "symbol": ["x" if point.unstable else "circle" for point, _ in known]},
             "text": [_hover(point) for point, _ in known],
@@ -81,8 +81,8 @@ def _band(result: CapacityResult) -> dict[str, Any]:
 
 def _markers(name: str, symbol: str, colour: str, some: list[tuple[CurvePoint, float]], size: int = 10) -> Trace:
     return {
-        **{"type": "scatter", "mode": "markers", "name": name, "x": _short([value for _, value in some])},
-        "y": _short([point.output_tokens_per_s for point, _ in some]),
+        **{"type": "scatter", "mode": "markers", "name": name, "x": rounded([value for _, value in some])},
+        "y": rounded([point.output_tokens_per_s for point, _ in some]),
         "marker": {"color": colour, "symbol": symbol, "size": size},
         "line": {"color": colour},
         "text": [_hover(point) for point, _ in some],
@@ -93,7 +93,7 @@ def _markers(name: str, symbol: str, colour: str, some: list[tuple[CurvePoint, f
 def _rule(x: list[Any], y: list[float], colour: str, name: str, dash: str) -> Trace:
     line = {"color": colour, "width": 2, "dash": dash}
     return {
-        **{"type": "scatter", "mode": "lines", "name": name, "x": _short(x), "y": _short(y), "line": line},
+        **{"type": "scatter", "mode": "lines", "name": name, "x": rounded(x), "y": rounded(y), "line": line},
         "hoverinfo": "skip",
     }
 
@@ -115,7 +115,3 @@ def _hover(point: CurvePoint) -> str:
 
 def _reading(limit: Limit, value_s: float) -> str:
     return f"{limit.name}: {seconds(value_s)}"
-
-
-def _short(values: list[Any]) -> list[float]:
-    return [float(f"{value:.5g}") for value in values]

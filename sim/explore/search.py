@@ -14,7 +14,7 @@ from typing import Any
 
 from sim.config_toml import toml_value
 from sim.explore.point import Row
-from sim.explore.space import Choices, Domain, Range, Settings
+from sim.explore.space import Choices, Domain, Range, Settings, as_written
 from sim.explore.sweepfile import SweepSpec
 from sim.explore.workers import needed
 
@@ -88,7 +88,7 @@ class Search:
 
     def _settings(self, params: dict[str, Any]) -> Settings:
         return {
-            name: self._choices[name][params[name]] if name in self._choices else _short(params[name])
+            name: self._choices[name][params[name]] if name in self._choices else as_written(params[name])
             for name in self._spec.space
         }
 
@@ -122,11 +122,6 @@ class Search:
             warnings.simplefilter("ignore")  # Optuna may change this; the names are for its dashboard alone
             study.set_metric_names([objective.metric for objective in self._spec.objectives])
         return study
-
-
-def _short(value: Any) -> Any:
-    """Twelve digits of a number: what SWEEP.toml and a table can show."""
-    return float(f"{value:.12g}") if isinstance(value, float) else value
 
 
 def _notes(runs: Sequence[Row]) -> dict[str, object]:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import count, product
 from random import Random
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from policies.core.errors import ConfigError, closest
 from sim.config import SECTIONS
@@ -23,6 +23,11 @@ _MOST_WHOLE = 2**63 - 1
 _MOST_MISSES = 100_000
 """Draws in a row that give no new random point, after which there is taken to be none."""
 _RANGE_KEYS = ("low", "high", "num", "log")
+
+
+def as_written(value: Any) -> Any:
+    """A value as SWEEP.toml and a table show it: a float with twelve digits at most."""
+    return float(f"{value:.12g}") if isinstance(value, float) else value
 
 
 class Choices(NamedTuple):
@@ -69,7 +74,7 @@ class Range(NamedTuple):
         else:
             value = self.low + share * (self.high - self.low)
         value = min(max(value, self.low), self.high)
-        return round(value) if self.is_whole else float(f"{value:.12g}")
+        return round(value) if self.is_whole else as_written(value)
 
     def grid(self, where: str) -> Sequence[object]:
         """``num`` values from low to high, equal ones once."""

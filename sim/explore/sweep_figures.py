@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from sim.explore.metrics import METRICS
 from sim.explore.space import Range
 from sim.explore.sweep_words import metric_title, value_text
-from sim.report.charts import Figure, Trace, axis, base_layout, log_axis
+from sim.report.charts import Figure, Trace, axis, base_layout, log_axis, rounded
 from sim.report.palette import COLOURS, faded
 
 if TYPE_CHECKING:
@@ -92,8 +92,8 @@ def _cloud(
     """Points as markers; each tells its settings."""
     return {
         **{"type": "scatter", "mode": "markers", "name": label},
-        "x": [None if x is None else _short(point.mean(x)) for point in points],
-        "y": [_short(point.mean(y)) for point in points],
+        "x": rounded(None if x is None else point.mean(x) for point in points),
+        "y": rounded(point.mean(y) for point in points),
         "marker": {"color": colour, "symbol": symbol, "size": 9, "line": {"width": 0}},
         "line": {"color": colour},
         "text": [_hover(point, result.columns) for point in points],
@@ -120,11 +120,11 @@ def _means(
         size = -(-len(ordered) // _BINS)
         classes = [ordered[low : low + size] for low in range(0, len(ordered), size)]
         groups = {mean(place[point.number] for point in some): some for some in classes}
-    return [_short(value) for value in groups], [_mean(some, metric) for some in groups.values()]
+    return rounded(groups), rounded(_mean(some, metric) for some in groups.values())
 
 
 def _mean(points: Sequence[PointResult], metric: str) -> float:
-    return float(_short(mean(value for point in points if (value := point.mean(metric)) is not None)))
+    return mean(value for point in points if (value := point.mean(metric)) is not None)
 
 
 def _ends(values: list[float]) -> tuple[float, float]:
@@ -143,7 +143,3 @@ def _is_log(result: SweepResult, name: str) -> bool:
         return domain.log
     values = [value for value in domain.values if isinstance(value, int | float)]
     return len(values) > 2 and min(values) > 0 and max(values) / min(values) >= 8
-
-
-def _short(value: Any) -> Any:
-    return float(f"{value:.5g}") if isinstance(value, float) else value

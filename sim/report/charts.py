@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -170,8 +170,11 @@ def band(x: Floats, low: Floats, high: Floats, colour: str) -> list[Trace]:
     ]
 
 
-def rounded(values: Any) -> list[Any]:
-    """Five significant digits, null where there is none: what a picture can show, in few bytes."""
-    if isinstance(values, np.ndarray) and values.dtype.kind == "f":
-        return [float(f"{value:.5g}") if np.isfinite(value) else None for value in values.tolist()]
-    return list(values)
+def rounded(values: Iterable[Any]) -> list[Any]:
+    """Five significant digits of numbers, null where there is none: what a picture can show, in few bytes."""
+    plain = values.tolist() if isinstance(values, np.ndarray) else values
+    return [_rounded(value) if isinstance(value, float) else value for value in plain]
+
+
+def _rounded(value: float) -> float | None:
+    return float(f"{value:.5g}") if math.isfinite(value) else None

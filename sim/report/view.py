@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from policies.core.errors import BatchscopeError, UserError
 from sim.report.palette import DASHES, policy_colour
-from sim.summary import SCHEMA
+from sim.summary import SCHEMA, policy_name
 from traces.metrics.digest import DIGEST_NAME, Digest, DigestSink, StepSplit
 from traces.metrics.requests import OUTCOMES, RequestTimes, outcome_codes
 from traces.record.columns import StallTable
@@ -152,12 +152,6 @@ def make_view(
     return RunView(name, name, record.summary, record, None if digest is None else Digest(digest), toml, folder)
 
 
-def policy_name(summary: dict[str, Any]) -> str:
-    """The preset's name, or that of the class that ran in its place."""
-    policy: str = summary["policy"]
-    return policy.rpartition(":")[2] if ":" in policy else str(summary["preset"])
-
-
 def side_by_side(views: Sequence[RunView]) -> list[RunView]:
     """The views with labels and lines that tell them apart; runs with one label are told by their folders."""
     labels = [view.label for view in views]
@@ -223,6 +217,5 @@ __all__ = [
     "arrival_and_end_rates",
     "load_view",
     "make_view",
-    "policy_name",
     "side_by_side",
 ]
