@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from typing import Final
 
-from policies.core.engine import Engine
 from policies.core.plan import NO_EMITTED, Finish, Idle, QuietRun, StepPlan, StepResult
-from sim.world.clock import Clock
-from sim.world.replica import Replica, StepCosts, SwapLink
+from sim.world.replica import Replica
 
 _new_tuple: Final = tuple.__new__
 
@@ -26,17 +24,7 @@ class AheadReplica(Replica):
     (An engine that makes more than one plan ahead, which none does, is asked for every step.)
     """
 
-    def __init__(
-        self,
-        clock: Clock,
-        engine: Engine,
-        costs: StepCosts,
-        on_end: Callable[[Sequence[Finish], float], None],
-        *,
-        link: SwapLink,
-        skip_ahead: bool = True,
-    ) -> None:
-        super().__init__(clock, engine, costs, on_end, link=link, skip_ahead=skip_ahead)
+    def _add_state(self) -> None:
         # The plan of each step in flight, without the one that runs; steps that the last one may be carried on, and if
         # it still may; those that it has been carried on, of which the engine is told when a step is booked.
         self._later: deque[StepPlan] = deque()

@@ -103,7 +103,11 @@ class Replica:
         self._arrivals_matter = True
         self.end_s = 0.0
         self._end_event: Timed | None = None
+        self._add_state()
         self._life = self._live()
+
+    def _add_state(self) -> None:
+        """Where a kind of replica begins what it keeps beside the above."""
 
     # -- what comes in -----------------------------------------------------------------------------------------------
 
