@@ -16,6 +16,7 @@ from policies.core.plan import Finish, Idle, StepPlan, StepResult, StepTime
 from policies.core.request import Request, RequestId, Slo
 from policies.core.stops import stop_of
 from traces.record.events import EventLog
+from traces.workload.sending import request_of
 
 _POLL_S = 2e-4
 """Time between two looks at transfers under way while nothing else is to do."""
@@ -206,10 +207,7 @@ class RealTimeLoop:
 
     def _arrive(self, send: Send, now_s: float) -> None:
         time_s, number, row = send
-        limit = row.output_tokens if row.max_tokens is None else row.max_tokens
-        request = Request(
-            number, time_s, row.prompt_tokens, limit, row.priority, row.client_id, self._slo(send), row.segments
-        )
+        request = request_of(number, row, time_s, self._door.slo)
         stop = stop_of(request, row.output_tokens, self._door.max_model_len + self._engine.policy.tokens_past_length)
         self._offered += 1
         self.lengths[number] = stop.num_output_tokens
@@ -227,12 +225,6 @@ class RealTimeLoop:
         if door.reject_over_length and request.prompt_tokens + output_tokens > door.max_model_len:
             return self._engine.turn_away(request, "over_length", now_s)
         return self._engine.refuse(request, now_s)
-
-    def _slo(self, send: Send) -> Slo | None:
-        row, common = send.row, self._door.slo
-        if row.slo_ttft_s is None and row.slo_tpot_s is None:
-            return common
-        return (common or Slo()).with_own(row.slo_ttft_s, row.slo_tpot_s)
 
     def _abort(self, request_id: RequestId, now_s: float) -> None:
         finish = self._engine.abort(request_id, now_s)

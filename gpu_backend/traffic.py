@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator
 from heapq import heappop, heappush
 from typing import Final, NamedTuple
 
 from policies.core.request import RequestId
 from traces.workload.rows import TraceRow
+from traces.workload.sending import Followers
 
 _GIVES_UP: Final = 0
 _SENDS: Final = 1
@@ -44,8 +44,7 @@ class Traffic:
         self._rows = enumerate(rows)
         self._closed, self._think_time_s = concurrency is not None, think_time_s
         self._events: list[tuple[float, int, int, TraceRow | None]] = []
-        self._followers: dict[RequestId, list[Send]] = defaultdict(list)
-        self._held: set[int] = set()
+        self._followers = Followers(self.unanswered)
         for _ in range(concurrency or 1):
             self._take_row(0.0)
 
@@ -63,11 +62,10 @@ class Traffic:
                     yield GiveUp(time_s, number)
                 continue
             assert row is not None
-            if not self._closed and number not in self._held:
+            if not self._followers.let_go(number) and not self._closed:
                 self._take_row(time_s)
-                if self._waits(number, row):
+                if self._followers.hold(number, row):
                     continue
-            self._held.discard(number)
             self.unanswered.add(number)
             if row.abort_after_s is not None:
                 heappush(self._events, (time_s + row.abort_after_s, _GIVES_UP, number, None))
@@ -78,8 +76,8 @@ class Traffic:
         self.unanswered.discard(request_id)
         if self._closed:
             self._take_row(now_s + self._think_time_s)
-        for send in self._followers.pop(request_id, ()):
-            heappush(self._events, (now_s, _SENDS, send.number, send.row))
+        for number, row in self._followers.of(request_id):
+            heappush(self._events, (now_s, _SENDS, number, row))
 
     def _take_row(self, at_s: float) -> None:
         """Let the next row come at its time, or at ``at_s`` if later."""
@@ -87,12 +85,3 @@ class Traffic:
         if item is not None:
             number, row = item
             heappush(self._events, (max(at_s, row.arrival_s), _SENDS, number, row))
-
-    def _waits(self, number: int, row: TraceRow) -> bool:
-        """Hold back a row whose parent has no answer yet."""
-        parent = row.parent_id
-        if parent is None or (parent not in self.unanswered and parent not in self._held):
-            return False
-        self._held.add(number)
-        self._followers[parent].append(Send(row.arrival_s, number, row))
-        return True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import chain, islice
@@ -15,8 +14,8 @@ from policies.core.request import Request, RequestId, Slo
 from policies.core.stops import Stop, stop_of
 from sim.world.clock import At, Clock
 from traces.workload.rows import TraceRow
+from traces.workload.sending import Followers, request_of
 
-_new_tuple: Final = tuple.__new__
 _BLOCK: Final = 64
 
 
@@ -57,13 +56,8 @@ class Clients:
 
     def send(self, number: int, row: TraceRow, now_s: float) -> None:
         """Send row ``number`` of the workload now."""
-        _, prompt_tokens, output_tokens, limit, priority, client_id, _, _, segments, patience_s, ttft_s, tpot_s = row
-        if limit is None:
-            limit = output_tokens
-        slo = self.slo
-        if ttft_s is not None or tpot_s is not None:
-            slo = (slo or Slo()).with_own(ttft_s, tpot_s)
-        request = _new_tuple(Request, (number, now_s, prompt_tokens, limit, priority, client_id, slo, segments))
+        prompt_tokens, output_tokens, patience_s = row[1], row[2], row[9]
+        request = request_of(number, row, now_s, self.slo)
         self.offered += 1
         stop = stop_of(request, output_tokens, self._max_total_tokens)
         self.unanswered[number] = stop[0]
@@ -99,8 +93,7 @@ class OpenLoop:
         self._clock, self._clients = clock, clients
         self._rows = enumerate(_in_blocks(rows))
         self._next: tuple[int, TraceRow] | None = next(self._rows, None)
-        self._followers: dict[RequestId, list[tuple[int, TraceRow]]] = defaultdict(list)
-        self._held: set[int] = set()
+        self._followers = Followers(clients.unanswered)
         clients.on_answer = self._send_followers
         clock.event_at(clock.now, At.ARRIVAL, self._on_time)
 
@@ -113,21 +106,17 @@ class OpenLoop:
             if row[0] > now:
                 self._clock.event_at(row[0], At.ARRIVAL, self._on_time)
                 break
-            parent = row[7]
-            if parent is not None and (parent in self._clients.unanswered or parent in self._held):
-                self._held.add(number)
-                self._followers[parent].append(item)
-            else:
+            if not self._followers.hold(number, row):
                 self._clients.send(number, row, now)
             item = next(self._rows, None)
         self._next = item
 
     def _send_followers(self, request_id: RequestId, now_s: float) -> None:
-        for number, row in self._followers.pop(request_id, ()):
+        for number, row in self._followers.of(request_id):
             self._clock.event_at(now_s, At.ARRIVAL, partial(self._release, number, row))
 
     def _release(self, number: int, row: TraceRow, event: Event) -> None:
-        self._held.discard(number)
+        self._followers.let_go(number)
         self._clients.send(number, row, self._clock.now)
 
 
