@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from calibrate.execute_memory import check_room, device_blocks, swap_bytes
+from calibrate.execute_run import ready_backend, timed_run
 from calibrate.measured import MeasuredWriter
 from gpu_backend.clock import RealClock
 from gpu_backend.extras import require
@@ -17,7 +17,6 @@ from policies.core.engine import Engine
 from policies.core.errors import ConfigError, UserError, WeightsError
 from policies.presets import Parameters, choose, resolve
 from sim.api import Setup, limits_of, prepare
-from sim.collector import no_garbage_collection
 from sim.config import RunConfig, config_from_tables, load_config
 from sim.interrupts import interrupting
 from sim.machine import model_notes, shape_of
@@ -209,7 +208,15 @@ def run_on(
 
     started_s = time.monotonic()
     clock = clock or RealClock()
-    backend = _backend(machine, setup, options, clock, texts)
+    backend = ready_backend(
+        machine.model,
+        setup.policy,
+        setup.parameters,
+        clock,
+        sampling=_sampling(options),
+        graphs=options.graphs,
+        **({} if texts is None else texts._asdict()),
+    )
     folder = None if out is None else make_new(out() if callable(out) else Path(out))
     writer = MeasuredWriter(
         setup,
@@ -224,7 +231,7 @@ def run_on(
     loop = RealTimeLoop(
         engine,
         backend,
-        Traffic(workload.rows(), concurrency=workload.concurrency, think_time_s=workload.think_time_s),
+        Traffic.of(workload),
         clock,
         Door(setup.parameters.max_model_len, workload.over_length == "reject", limits_of(setup.config)),
         events=writer.events,
@@ -233,17 +240,13 @@ def run_on(
         overlap=options.overlap,
     )
     setup.services.lengths = loop.lengths
-    gc.collect()
-    with no_garbage_collection(), interrupting(loop.interrupt) if interruptible else nullcontext():
-        cpu_s = time.process_time()
-        clock.restart()
+    with interrupting(loop.interrupt) if interruptible else nullcontext():
         try:
             with _memory_errors(machine), _disk_errors(folder):
-                ending = loop.run(setup.config.sim.max_time_s)
+                ending, cpu_s = timed_run(loop, clock, setup.config.sim.max_time_s)
         except UserError:  # a class from a file that broke a rule, or memory that ran out: no figures
             writer.discard()
             raise
-    cpu_s = time.process_time() - cpu_s
     backend.transfers_done()
     with _disk_errors(folder):
         summary, metrics, message, notices = writer.finish(ending, backend.moved, cpu_s, started_s)
@@ -251,29 +254,6 @@ def run_on(
     return Result(
         summary, metrics, message, notices, folder, toml=toml, memory=writer.memory, digest=writer.digest
     )
-
-
-def _backend(
-    machine: Machine, setup: Setup, options: Options, clock: RealClock, texts: Texts | None
-) -> ModelBackend:
-    """Memory, graphs and first calls, so that the clock starts when all is ready."""
-    from gpu_backend.executor import Limits, make_backend
-    from gpu_backend.warm_up import warm_up
-
-    parameters = setup.parameters
-    backend = make_backend(
-        machine.model,
-        setup.policy,
-        Limits(parameters.max_model_len, parameters.max_num_seqs),
-        clock,
-        sampling=_sampling(options),
-        prompt_of=None if texts is None else texts.prompt_of,
-        stop_ids=() if texts is None else texts.stop_ids,
-        on_token=None if texts is None else texts.on_token,
-        graphs=options.graphs,
-    )
-    warm_up(backend.runner, min(parameters.max_num_batched_tokens, parameters.max_model_len))
-    return backend
 
 
 def _sampling(options: Options) -> Sampling:

@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 from policies.core.request import RequestId
 from traces.workload.rows import TraceRow
 from traces.workload.sending import Followers
+from traces.workload.source import Workload
 
 _GIVES_UP: Final = 0
 _SENDS: Final = 1
@@ -47,6 +48,11 @@ class Traffic:
         self._followers = Followers(self.unanswered)
         for _ in range(concurrency or 1):
             self._take_row(0.0)
+
+    @classmethod
+    def of(cls, workload: Workload) -> Traffic:
+        """What a workload sends, as it says."""
+        return cls(workload.rows(), concurrency=workload.concurrency, think_time_s=workload.think_time_s)
 
     @property
     def next_s(self) -> float | None:

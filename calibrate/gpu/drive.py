@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from calibrate.execute_run import ready_backend, timed_run
 from gpu_backend.clock import RealClock
-from gpu_backend.executor import Limits, make_backend
 from gpu_backend.loop import Door, RealTimeLoop
 from gpu_backend.traffic import Traffic
-from gpu_backend.warm_up import warm_up
 from policies.core.engine import Engine
 from policies.core.errors import RunError
 from policies.core.plan import Chunk, Finish, StepPlan, StepResult
 from policies.core.protocols import StepObserver
 from policies.core.request import Request
 from policies.presets import build_policy, choose, resolve
-from sim.collector import no_garbage_collection
 from sim.config import load_config
 from sim.latencies import SHOWN
 from traces.metrics.accumulate import MetricsSink, RunMetrics
@@ -106,11 +103,9 @@ def drive(
     policy, options = build_policy(parameters, num_gpu_blocks=num_gpu_blocks, kv_bytes_per_token=bytes_per_token)
     workload = build_source(config.workload, parameters.max_model_len)
     clock = RealClock()
-    limits = Limits(parameters.max_model_len, parameters.max_num_seqs)
-    backend = make_backend(model, policy, limits, clock, graphs=graphs)
+    backend = ready_backend(model, policy, parameters, clock, graphs=graphs)
     if poison:
         backend.runner.cache.blocks_NL2KSD.fill_(NAN)
-    warm_up(backend.runner, min(parameters.max_num_batched_tokens, parameters.max_model_len))
     kv = policy.kv
     metrics = MetricsSink(
         max_num_seqs=parameters.max_num_seqs,
@@ -122,12 +117,8 @@ def drive(
     recorder = Recorder(policy, [metrics], deliver_at_batch_end=at_batch_end)
     log = StepLog(recorder)
     engine = Engine(policy, observer=log, deliver_at_batch_end=at_batch_end)
-    traffic = Traffic(workload.rows(), concurrency=workload.concurrency, think_time_s=workload.think_time_s)
-    loop = RealTimeLoop(engine, backend, traffic, clock, Door(parameters.max_model_len))
-    gc.collect()
-    with no_garbage_collection():
-        clock.restart()
-        ending = loop.run(max_time_s)
+    loop = RealTimeLoop(engine, backend, Traffic.of(workload), clock, Door(parameters.max_model_len))
+    ending, _ = timed_run(loop, clock, max_time_s)
     recorder.close(ending.end_s)
     backend.transfers_done()
     if ending.status != "completed":

@@ -138,7 +138,7 @@ def drive(
     loop = RealTimeLoop(
         Engine(policy, observer=observer, deliver_at_batch_end=deliver_at_batch_end),
         backend,
-        Traffic(workload.rows(), concurrency=workload.concurrency),
+        Traffic.of(workload),
         clock,
         Door(limits.max_model_len),
         events=events,
