@@ -13,6 +13,7 @@ from math import log
 from pathlib import Path
 from typing import NamedTuple
 
+from sim.runs import write_whole
 from traces.workload.fit import Label, fit_profile
 from traces.workload.profile import ArrivalProfile, Profile, to_json
 from traces.workload.quantiles import GRID, QuantileTable
@@ -134,7 +135,7 @@ def _published(quantiles: dict[str, float]) -> QuantileTable:
 def main(data: Path, out: Path) -> None:
     """Write all profiles."""
     for profile in (*(fitted(trace, data) for trace in TRACES), reasoning(data)):
-        (out / f"{profile.name}.json").write_text(to_json(profile), encoding="utf-8")
+        write_whole(out / f"{profile.name}.json", to_json(profile))
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
+from sim.runs import write_whole
 from tests.schedulers_run import (
     FCFS,
     Class,
@@ -198,9 +199,9 @@ def main() -> None:
             rows.append(Row(case.preset, kind, scenario, pair))
             print(f"{case.preset:13} {kind}  {scenario.metric_name:27} {pair.change:+8.1%}", flush=True)
     today = datetime.now(UTC).date().isoformat()
-    (DOCS / "schedulers.svg").write_text(picture(rows), encoding="utf-8")
+    write_whole(DOCS / "schedulers.svg", picture(rows))
     text = page(rows, date=today, num_requests=options.requests, num_seeds=options.seeds)
-    (DOCS / "schedulers.md").write_text(text, encoding="utf-8")
+    write_whole(DOCS / "schedulers.md", text)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from policies.core.errors import UserError
 from policies.presets import presets
 from sim import simulate
+from sim.runs import write_whole
 
 MODEL, CARD, MAX_MODEL_LEN = "llama-3-8b", "a100-80gb", 8_192
 NUM_REQUESTS = 1_000
@@ -125,7 +126,7 @@ def main() -> None:
     if options.out is None:
         print(text)
     else:
-        options.out.write_text(text, encoding="utf-8")
+        write_whole(options.out, text)
 
 
 if __name__ == "__main__":

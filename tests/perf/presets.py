@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from policies.presets import Preset, preset, presets
+from sim.runs import write_whole
 from tests.perf.run import HERE, Case, Run, measure, run_once
 
 LOOP_S = 0.52
@@ -145,7 +146,7 @@ def main() -> None:
     print(f"{len(found) - len(missed)} of {len(found)} meet their target; missed: {', '.join(missed) or 'none'}")
     if options.json is not None:
         page = {"scaled_to_loop_s": LOOP_S, "presets": [one.to_dict() for one in found]}
-        options.json.write_text(json.dumps(page, indent=2) + "\n", encoding="utf-8")
+        write_whole(options.json, json.dumps(page, indent=2) + "\n")
 
 
 if __name__ == "__main__":
