@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from policies.core.errors import UserError
+
+T = TypeVar("T")
 
 
 def parse_json(text: str) -> Any:
@@ -35,23 +37,21 @@ def read_json(path: Path) -> Any:
     return parse_json(text)
 
 
-def whole_lines(path: Path | str) -> Iterator[tuple[int, str]]:
-    """Number and text of each line of a log that a run writes; the last one may be cut off by a kill, and is left out
-    then."""
+def log_rows(path: Path | str, what: str, read: Callable[[Any], T]) -> Iterator[tuple[int, T]]:
+    """Number of each line of a log that a run writes, and what ``read`` makes of its value; the last line may be cut
+    off by a kill, and is left out then. UserError for one that ``read`` cannot read: it is no ``what``."""
     with Path(path).open(encoding="utf-8", errors="replace") as lines:
         for number, text in enumerate(lines, 1):
             if not text.endswith("\n"):
                 return
-            yield number, text
+            try:
+                row = read(parse_json(text))
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                raise UserError(f"{path}, line {number}: no {what} ({error}); run again") from None
+            yield number, row
 
 
 def log_lines(path: Path | str, what: str) -> Iterator[tuple[int, str, Any]]:
-    """Number, ``type`` and value of each whole line of a log. UserError for one that is no object with a type, no
-    ``what``."""
-    for number, text in whole_lines(path):
-        try:
-            line = parse_json(text)
-            kind = line["type"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{path}, line {number}: no {what} ({error}); run again") from None
+    """Number, ``type`` and value of each line of a log; a UserError for one that is no object with a type."""
+    for number, (kind, line) in log_rows(path, what, lambda line: (line["type"], line)):
         yield number, kind, line

@@ -7,8 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from policies.core.errors import UserError
-from policies.json_text import parse_json, whole_lines
+from policies.json_text import log_rows
 from traces.record.schema import RequestRow, Stall, StepRow
 
 _KINDS: dict[str, type[Any]] = {"step": StepRow, "request": RequestRow, "stall": Stall}
@@ -52,13 +51,8 @@ class JsonlSink:
 def read_jsonl(path: Path | str) -> Iterator[StepRow | RequestRow | Stall]:
     """The rows of a record written by ``JsonlSink``; the last one may be cut off by a kill, and is left out then.
     Raises UserError with the line of the first bad one."""
-    for number, line in whole_lines(path):
-        try:
-            values = parse_json(line)
-            row = _KINDS[values.pop("row")](**values)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UserError(f"{path}, line {number}: no row of a run record ({error}); write it again") from None
-        yield _row(row)
+    for _, row in log_rows(path, "row of a run record", _row):
+        yield row
 
 
 _encode = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
@@ -79,8 +73,9 @@ def _without_nan(value: Any) -> Any:
     return [_without_nan(item) for item in value] if isinstance(value, tuple | list) else value
 
 
-def _row(row: Any) -> Any:
-    """Null is NaN and a list is a tuple again."""
+def _row(values: Any) -> Any:
+    """The row of a line: null is NaN and a list is a tuple again."""
+    row = _KINDS[values.pop("row")](**values)
     return row._make(float("nan") if value is None else _tuple(value) for value in row)
 
 
