@@ -112,15 +112,16 @@ def measure(
     card = card or card_of(machine)
     began = time.perf_counter()
     session = Session(machine, config, options)
-    session.choose(seconds * (1 - _SHARE_OF_HOST))
+    _play(session.host_round, 1, began + seconds * _SHARE_OF_HOST)
+    session.choose(began + seconds - time.perf_counter())  # what the host's runs took is known by now
     chosen, all_of_them = len(session.steps), len(session.candidates)
     tell(f"measuring {chosen} of {all_of_them} steps of {machine.model.shape.name} on {machine.name}")
-    if session.least_s > seconds:
+    too_long_s = time.perf_counter() + session.least_s - began - seconds
+    if too_long_s > 0.0:
         tell(
-            f"the coarsest points alone take {session.least_s:.0f} s on this machine, longer than --seconds; lower"
-            " limits need fewer (--set engine.max_num_seqs=32 --set engine.max_num_batched_tokens=1024)"
+            f"the coarsest points take {session.least_s:.0f} s on this machine, {too_long_s:.0f} s more than --seconds"
+            " leaves; lower limits need fewer (--set engine.max_num_seqs=32 --set engine.max_num_batched_tokens=1024)"
         )
-    _play(session.host_round, 1, began + seconds * _SHARE_OF_HOST)
     _play(session.round, LEAST_ROUNDS, began + seconds)
     return session.profile(card)
 
