@@ -114,6 +114,14 @@ def test_a_small_race_counts_useful_tokens_of_the_same_requests(
     printed = capsys.readouterr().out
     assert printed.count("| transformers, padded static |") == 1
     assert printed.count("MISSED") == sum(gain < 0 for gain in gains)
+    assert _laid_again(written, tmp_path) == code
+    assert (tmp_path / "README.md").read_text() == f"<!-- executor-bench -->\n{printed}<!-- end executor-bench -->\n"
+
+
+def _laid_again(written: Path, folder: Path) -> int:
+    """Put the table of a stored run into a page that holds another; exit code."""
+    (folder / "README.md").write_text("<!-- executor-bench -->\nan old table\n<!-- end executor-bench -->\n")
+    return executor_bench.main(["--stored", str(written), "--pages", str(folder)])
 
 
 def test_the_pace_of_a_run_is_that_of_the_nearest_timed_steps() -> None:

@@ -4,6 +4,7 @@ the CPU: ``python -m tests.perf.executor_bench`` (``make executor-bench``).
 Every case serves the same requests with random weights of one shape: a closed loop of 32 clients, or batches of 32.
 Tokens are those that somebody asked for; what a padded batch decodes beyond them counts for nothing. The cases take
 turns, in ``--rounds`` rounds, and medians are shown; before each, a fixed matrix product says how fast the machine is.
+The table is made from what ``--json`` writes, at once or later (``--stored``), and ``--pages`` puts it into README.md.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -187,16 +188,35 @@ def play(load: Load, names: Sequence[str], rounds: int, tell: Callable[[str], ob
     return runs
 
 
-def page(load: Load, runs: dict[str, list[Run]]) -> str:
-    """The table, in Markdown, with what it was measured on and whether continuous batching gained what it must."""
-    rounds = len(next(iter(runs.values())))
+def found_of(load: Load, threads: int, runs: Mapping[str, Sequence[Run]]) -> dict[str, Any]:
+    """All there is to tell of the rounds, in JSON types."""
     rows = load.rows()
     prompts, lengths = [row.prompt_tokens for row in rows], [row.output_tokens for row in rows]
+    return {
+        "load": load._asdict(),
+        "prompt_tokens": {"least": min(prompts), "most": max(prompts)},
+        "output_tokens": {"mean": statistics.mean(lengths), "most": max(lengths)},
+        "device": device_name(torch.device("cpu")),
+        "threads": threads,
+        "torch": str(torch.__version__),
+        "date": today(),
+        "runs": {name: [run._asdict() for run in of_case] for name, of_case in runs.items()},
+    }
+
+
+def runs_of(found: Mapping[str, Any]) -> dict[str, list[Run]]:
+    """The runs of each case again."""
+    return {name: [Run(**run) for run in of_case] for name, of_case in found["runs"].items()}
+
+
+def page(found: Mapping[str, Any]) -> str:
+    """The table, in Markdown, with what it was measured on and whether continuous batching gained what it must."""
+    load, prompt, output, runs = Load(**found["load"]), found["prompt_tokens"], found["output_tokens"], runs_of(found)
     lines = [
-        f"Measured on {device_name(torch.device('cpu'))}, {today()}: the {load.model} shape, random weights,"
-        f" {load.dtype}, torch {torch.__version__}; {len(rows)} requests of {load.clients} clients, prompts of"
-        f" {min(prompts)} to {max(prompts)} tokens, outputs exponential (mean {statistics.mean(lengths):.0f},"
-        f" longest {max(lengths)}); medians of {rounds} interleaved rounds.",
+        f"Measured on {found['device']}, {found['date']}: the {load.model} shape, random weights,"
+        f" {load.dtype}, torch {found['torch']}; {load.num_requests} requests of {load.clients} clients, prompts of"
+        f" {prompt['least']} to {prompt['most']} tokens, outputs exponential (mean {output['mean']:.0f},"
+        f" longest {output['most']}); medians of {len(runs[CONTINUOUS])} interleaved rounds.",
         "",
         "| batching | useful tokens/s | least to most | continuous gains | CPU s | s | fixed product, ms |",
         "|---|--:|--:|--:|--:|--:|--:|",
@@ -242,25 +262,29 @@ def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--cases", nargs="+", choices=[*_PRESETS, PADDED], default=[*_PRESETS, PADDED])
     parser.add_argument("--json", type=Path, help="every run, as a file")
-    parser.add_argument("--pages", type=Path, help="folder whose README.md gets the table of this run")
+    parser.add_argument("--stored", type=Path, help="run nothing: the table of what --json wrote")
+    parser.add_argument("--pages", type=Path, help="folder whose README.md gets the table")
     return parser.parse_args(words)
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Play the rounds and print the table; 1 where a target was missed."""
+    """Play the rounds, or take stored ones, and print the table; 1 where a target was missed."""
     options = _arguments(words)
+    found = _played(options) if options.stored is None else json.loads(options.stored.read_text(encoding="utf-8"))
+    if options.json is not None:
+        write_whole(options.json, json.dumps(found, indent=1))
+    print(page(found))
+    if options.pages is not None:
+        replace(options.pages / "README.md", "executor-bench", page(found))
+    return 0 if reached(runs_of(found)) else 1
+
+
+def _played(options: argparse.Namespace) -> dict[str, Any]:
     torch.set_num_threads(options.threads)
     load = Load(*(getattr(options, name) for name in Load._fields))
     names = [CONTINUOUS, *(name for name in options.cases if name != CONTINUOUS)]
     runs = play(load, names, options.rounds, lambda text: print(text, file=sys.stderr, flush=True))
-    if options.json is not None:
-        found: dict[str, Any] = {"load": load._asdict(), "threads": options.threads, "date": today()}
-        found["runs"] = {name: [run._asdict() for run in of_case] for name, of_case in runs.items()}
-        write_whole(options.json, json.dumps(found, indent=1))
-    print(page(load, runs))
-    if options.pages is not None:
-        replace(options.pages / "README.md", "executor-bench", page(load, runs))
-    return 0 if reached(runs) else 1
+    return found_of(load, options.threads, runs)
 
 
 if __name__ == "__main__":
