@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-TIMES = ("ttft_s", "itl_s", "tpot_s", "e2e_s")
+from sim.latencies import SHOWN
+
 STATISTICS = ("mean", "p50", "p90", "p99")
 THROUGHPUT = "output_tokens_per_s"
 _LIMITS = {"ttft_s mean": 0.10, "itl_s mean": 0.05, THROUGHPUT: 0.05}
@@ -45,7 +46,7 @@ class Compared(NamedTuple):
 
 def figures(summary: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     """Name and value of everything that is compared."""
-    for name in TIMES:
+    for name in SHOWN:
         for statistic in STATISTICS:
             if name in summary:
                 yield f"{name} {statistic}", summary[name][statistic]

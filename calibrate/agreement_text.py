@@ -7,8 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 from calibrate.agreement_steps import EDGES
-
-_SHOWN = {"ttft_s": "TTFT", "itl_s": "ITL", "tpot_s": "TPOT", "e2e_s": "E2E"}
+from sim.latencies import SHOWN, in_short
 
 
 def short_page(found: Mapping[str, Any]) -> str:
@@ -38,7 +37,7 @@ def short_page(found: Mapping[str, Any]) -> str:
 def _short(one: Mapping[str, Any]) -> str:
     values = f"{_value(one['figure'], one['measured'])}, {_value(one['figure'], one['simulated'])}"
     noise = "" if one["noise"] is None else f"; noise {100 * one['noise']:.1f} %"
-    unit = " ms" if one["figure"].partition(" ")[0] in _SHOWN else ""
+    unit = " ms" if one["figure"].partition(" ")[0] in SHOWN else ""
     return f"{values}{unit} ({100 * one['error']:+.1f} %{noise})"
 
 
@@ -124,11 +123,11 @@ def _steps(found: Mapping[str, Any]) -> Iterator[str]:
 
 def _words(figure: str) -> str:
     name, _, statistic = figure.partition(" ")
-    return f"{_SHOWN[name]} {statistic}, ms" if name in _SHOWN else "output tokens/s" if "tokens" in name else figure
+    return f"{in_short(name, statistic)}, ms" if name in SHOWN else "output tokens/s" if "tokens" in name else figure
 
 
 def _value(figure: str, value: float) -> str:
-    if figure.partition(" ")[0] in _SHOWN:
+    if figure.partition(" ")[0] in SHOWN:
         return f"{1e3 * value:,.1f}"
     return f"{value:,.1f}" if value % 1 else f"{value:,.0f}"
 
