@@ -249,15 +249,18 @@ def build_policy(
     kv_bytes_per_token: int,
     pieces_per_block: int = 1,
     services: Services | None = None,
+    numbered: bool = True,
 ) -> tuple[Policy, EngineOptions]:
     """The policy with its KV memory, and how its engine delivers.
 
     ``num_gpu_blocks`` counts blocks of ``parameters.pool_block_size`` tokens. A block takes
     ``kv_bytes_per_token`` for each of its tokens and is swapped in ``pieces_per_block`` copies. ConfigError
     if the pool cannot serve any request, or if ``faithful`` and the real engine refuses to start with it.
+
+    Without ``numbered`` pools of single tokens only count them: plans tell how many, not which ones.
     """
     chosen, values = parameters.preset, parameters.values
-    kv = _memory(parameters, num_gpu_blocks, kv_bytes_per_token)
+    kv = _memory(parameters, num_gpu_blocks, kv_bytes_per_token, numbered=numbered)
     address = chosen.policy
     if chosen.chunked_policy is not None and values["enable_chunked_prefill"]:
         address = chosen.chunked_policy
@@ -276,19 +279,20 @@ def build_policy(
     return policy, EngineOptions(deliver_at_batch_end=chosen.delivery == "batch_end")
 
 
-def _memory(parameters: Parameters, num_gpu_blocks: int, kv_bytes_per_token: int) -> KvManager:
+def _memory(parameters: Parameters, num_gpu_blocks: int, kv_bytes_per_token: int, *, numbered: bool) -> KvManager:
     chosen, values = parameters.preset, parameters.values
     block_size = parameters.pool_block_size
     tokens, longest = num_gpu_blocks * block_size, parameters.max_model_len
     if chosen.blocks == "slot":
         return KvManager(_at_least_one(tokens // longest, num_gpu_blocks, f"one slot of {longest}"), longest)
     if chosen.blocks in ("token", "cell"):
-        return KvManager(_at_least_one(tokens - 1, num_gpu_blocks, "a prompt and an output token, 2") + 1, 1)
+        num_cells = _at_least_one(tokens - 1, num_gpu_blocks, "a prompt and an output token, 2") + 1
+        return KvManager(num_cells, 1, numbered=numbered or chosen.blocks == "token")
     if chosen.blocks == "radix":
         from policies.core.radix_kv import RadixKv
 
         _at_least_one(tokens - 7, num_gpu_blocks, "a prompt token and the room that the engine wants behind it, 8")
-        return RadixKv(tokens, enable_prefix_caching=bool(values["enable_prefix_caching"]))
+        return RadixKv(tokens, enable_prefix_caching=bool(values["enable_prefix_caching"]), numbered=numbered)
     usable = num_gpu_blocks - chosen.null_block
     _at_least_one(usable, num_gpu_blocks, f"one usable block of {block_size}")
     if chosen.blocks == "reserved":

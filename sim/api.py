@@ -61,7 +61,7 @@ def simulate(
 
 
 _MOST_BLOCKS = 200_000_000
-"""KV blocks of a pool: the queue of free ones takes 40 bytes each."""
+"""KV blocks of a pool: the queue of free ones takes 40 bytes for each that was ever used."""
 
 
 class Setup(NamedTuple):
@@ -89,13 +89,15 @@ def prepare(
 ) -> Setup:
     """Look everything up and build the policy; every user error is raised here. ``remarks`` on the configuration become
     the first notices. ``costs`` and ``workload`` take the place of what the configuration names; ``num_gpu_blocks``
-    are those that a real device holds, whatever the card of the catalog does."""
+    are those that a real device holds, whatever the card of the catalog does. Blocks have ids where somebody reads
+    them: a real device, the check of a class of the user's, or the log of decisions."""
     shape, device = shape_of(config), card(config.hardware.name)
     chosen, custom = choose(config.engine.preset, config.engine.policy)
     parameters = resolve(
         chosen, config.engine.to_dict(), max_model_len=shape.max_model_len, card=device, custom=custom
     )
     parameters = parameters.with_own(config.policy.to_dict())
+    is_real = num_gpu_blocks is not None
     if num_gpu_blocks is None:
         num_gpu_blocks = _num_gpu_blocks(config, shape, device, parameters)
     if costs is None:
@@ -108,6 +110,7 @@ def prepare(
         kv_bytes_per_token=shape.kv_bytes_per_token,
         pieces_per_block=swap_link(config, shape, 1).pieces_per_block,
         services=services,
+        numbered=is_real or custom is not None or config.sim.record == "decisions",
     )
     if custom is not None:
         from policies.kit.checked import CheckedPolicy  # built-in policies never pay for it

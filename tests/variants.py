@@ -34,6 +34,7 @@ class Variant(NamedTuple):
     overrides: Mapping[str, object] = {}
     most_seqs: int = 256
     """Most requests at a time: as many as any pool of these tests holds, where slots share it and cannot wait."""
+    numbered: bool = True
 
     @property
     def deliver_at_batch_end(self) -> bool:
@@ -82,6 +83,7 @@ class Variant(NamedTuple):
             kv_bytes_per_token=size.kv_bytes_per_token,
             pieces_per_block=size.pieces_per_block,
             services=services,
+            numbered=self.numbered,
         )
         return policy
 

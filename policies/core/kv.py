@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from policies.core.errors import ContractError
 from policies.core.native import mypyc_attr
 from policies.core.plan import Blocks, Transfer
-from policies.core.pool import BlockPool
+from policies.core.pool import BlockPool, CountedPool
 from policies.core.prefix import Content, PrefixCache
 from policies.core.request import RequestId
+from policies.core.unnumbered import Ids, frozen
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -20,6 +22,9 @@ class KvManager:
     A slot (static batching, Orca-Max) is a block of ``max_model_len`` tokens; reserving to the maximum is opening a
     table with all its blocks at once. ``null_block`` leaves block 0 unused, as vLLM V1 does. With ``unhashed_first``
     freed blocks that have no hash are handed out next; all others are, least recently freed first.
+
+    Blocks of the GPU have ids where they are ``numbered``. No decision depends on that: only who owns memory looks at
+    an id, so a simulated world may do without. A prefix cache and a CPU tier cannot.
     """
 
     def __init__(
@@ -31,18 +36,23 @@ class KvManager:
         enable_prefix_caching: bool = False,
         null_block: bool = False,
         unhashed_first: bool = False,
+        numbered: bool = True,
     ) -> None:
         first = 1 if null_block else 0
         self.block_size = block_size
         self.num_gpu_blocks = num_gpu_blocks
         self.prefix_cache = PrefixCache() if enable_prefix_caching else None
-        self.pool = BlockPool(num_gpu_blocks - first, first, self.prefix_cache)
+        if not numbered and (enable_prefix_caching or num_cpu_blocks):
+            raise ContractError("a prefix cache and a CPU tier want blocks with ids")
+        self.numbered = numbered
+        pool_class = BlockPool if numbered else CountedPool
+        self.pool = pool_class(num_gpu_blocks - first, first, self.prefix_cache)
         self.cpu_pool = BlockPool(num_cpu_blocks)
         self.unhashed_first = unhashed_first
         self._give_back = self.pool.give_back_first if unhashed_first else self.pool.give_back
-        self.tables: dict[RequestId, list[int]] = {}
-        self.cpu_tables: dict[RequestId, list[int]] = {}
-        self.retired: dict[RequestId, list[int]] = {}
+        self.tables: dict[RequestId, Any] = {}  # Ids; whoever built it numbered may take them for lists
+        self.cpu_tables: dict[RequestId, Ids] = {}
+        self.retired: dict[RequestId, Ids] = {}
         self.num_late_frees = 0
         self.in_transit: dict[int, Transfer] = {}
         self._num_cached: dict[RequestId, int] = {}
@@ -73,18 +83,18 @@ class KvManager:
         """New table of ``num_blocks`` blocks that starts with the cached blocks ``hits``; returns all its blocks."""
         if hits:
             self._share(hits)
-            table = [*hits, *self.pool.take(num_blocks - len(hits))]
+            table: Ids = [*hits, *self.pool.take(num_blocks - len(hits))]
             self._num_cached[request_id] = len(hits)
         else:
             table = self.pool.take(num_blocks)
         self.tables[request_id] = table
-        return tuple(table)
+        return frozen(table)
 
     def extend(self, request_id: RequestId, count: int) -> Blocks:
         """Append ``count`` new blocks to a table; returns them."""
         new = self.pool.take(count)
-        self.tables[request_id] += new
-        return tuple(new)
+        self.tables[request_id].extend(new)
+        return frozen(new)
 
     def close(self, request_id: RequestId) -> None:
         """Free a table from its last block to its first, so that the tail of a prefix is evicted first."""
@@ -206,7 +216,10 @@ class KvManager:
         transit_gpu = [t.src for t in self.in_transit.values() if t.kind == "out"]
         transit_cpu = [t.src for t in self.in_transit.values() if t.kind == "in"]
         held = [*self.tables.values(), *self.retired.values(), *transit_gpu]
-        _conserved("GPU", self.pool, held, cache_refs)
+        if self.numbered:
+            _conserved("GPU", self.pool, held, cache_refs)
+        elif self.pool.num_free + sum([len(table) for table in held]) != self.pool.num_blocks:
+            raise ContractError(f"GPU blocks lost: {self.pool.num_free} of {self.pool.num_blocks} are free")
         _conserved("CPU", self.cpu_pool, [*self.cpu_tables.values(), *transit_cpu], {})
 
 

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
-from itertools import cycle
+from itertools import cycle, repeat
 from math import sqrt
 from typing import Final, Literal, NamedTuple, overload
 
 from policies.core.native import mypyc_attr
 from policies.core.request import RequestId
+from policies.core.unnumbered import ONE, Unnumbered
+from policies.core.unnumbered import Blocks as Blocks
 
 
 class Decode(Enum):
@@ -29,9 +31,6 @@ class AllBut(tuple[RequestId, ...]):
 
     left_out: tuple[RequestId, ...] = ()
 
-
-Blocks = tuple[int, ...]
-"""Physical block ids, in the order of the tokens they hold."""
 
 Grant = tuple[RequestId, Blocks]
 """Blocks appended to the table of one request."""
@@ -56,9 +55,12 @@ class Grants(Sequence[Grant]):
     def __getitem__(self, index: int | slice) -> Grant | Sequence[Grant]:
         if isinstance(index, slice):
             return list(self)[index]
-        return self._ids[index % len(self._blocks) % len(self._ids)], (self._blocks[index],)
+        request_id = self._ids[index % len(self._blocks) % len(self._ids)]
+        return request_id, ONE if isinstance(self._blocks, Unnumbered) else (self._blocks[index],)
 
     def __iter__(self) -> Iterator[Grant]:
+        if isinstance(self._blocks, Unnumbered):
+            return zip(cycle(self._ids), repeat(ONE, len(self._blocks)), strict=False)
         return zip(cycle(self._ids), zip(self._blocks, strict=False), strict=False)
 
 

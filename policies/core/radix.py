@@ -13,6 +13,7 @@ from heapq import heappop, heappush
 from typing import Final, NamedTuple
 
 from policies.core.request import RequestId, Segments, output_segment
+from policies.core.unnumbered import Ids, part, size
 
 Run = tuple[str, int, int]
 _ENDLESS = 1 << 60
@@ -56,13 +57,14 @@ class Node:
     """Tokens that follow those of the parent, and the slots of their KV. ``locks`` counts the running requests whose
     prefix passes through; ``time`` is that of the last visit; ``queued`` says that the eviction queue knows it."""
 
-    __slots__ = ("children", "locks", "parent", "queued", "runs", "slots", "time")
+    __slots__ = ("children", "locks", "num_tokens", "parent", "queued", "runs", "slots", "time")
 
-    def __init__(self, parent: Node | None, runs: list[Run], slots: list[int], time: int) -> None:
+    def __init__(self, parent: Node | None, runs: list[Run], slots: Ids, time: int) -> None:
         self.children: dict[tuple[str, int], Node] = {}
         self.parent = parent
         self.runs = runs
         self.slots = slots
+        self.num_tokens = size(slots)
         self.time = time
         self.locks = 0
         self.queued = False
@@ -91,15 +93,15 @@ class RadixTree:
         splits the last one if the prefix ends inside it."""
         return _new_tuple(Prefix, self._walk(text, num_tokens, self.root, 0))
 
-    def insert(self, text: Text, num_tokens: int, slots: list[int]) -> Prefix:
-        """Enter the first ``num_tokens`` tokens, which lie in ``slots``; the list is the tree's from now on.
+    def insert(self, text: Text, num_tokens: int, slots: Ids) -> Prefix:
+        """Enter the first ``num_tokens`` tokens, which lie in ``slots``; these are the tree's from now on.
 
         Returns the node where they end, and how many of them were known: those keep the slots they have here.
         """
         node, known = self.enter(text, num_tokens, slots, self.root, 0)
         return _new_tuple(Prefix, (node, known))
 
-    def enter(self, text: Text, num_tokens: int, slots: list[int], start: Node, start_tokens: int) -> tuple[Node, int]:
+    def enter(self, text: Text, num_tokens: int, slots: Ids, start: Node, start_tokens: int) -> tuple[Node, int]:
         """As ``insert``, for who holds the first ``start_tokens`` of these tokens up to the node ``start``; ``slots``
         are those of the others."""
         leaf, known = self._grow(text, num_tokens, slots, start, start_tokens)
@@ -107,17 +109,18 @@ class RadixTree:
             self._queue(leaf)
         return leaf, known
 
-    def hold(self, text: Text, num_tokens: int, slots: list[int], start: Node, start_tokens: int) -> tuple[Node, int]:
+    def hold(self, text: Text, num_tokens: int, slots: Ids, start: Node, start_tokens: int) -> tuple[Node, int]:
         """As ``enter``, for a request that locks ``start``, and locks the node where the tokens end in its place."""
         node, known = self._grow(text, num_tokens, slots, start, start_tokens)
         self._lock(node, start)
         return node, known
 
-    def _grow(self, text: Text, num_tokens: int, slots: list[int], start: Node, start_tokens: int) -> tuple[Node, int]:
+    def _grow(self, text: Text, num_tokens: int, slots: Ids, start: Node, start_tokens: int) -> tuple[Node, int]:
         node, known = self._walk(text, num_tokens, start, start_tokens)
         if known < num_tokens:
             runs = text.slice(known, num_tokens)
-            leaf = Node(node, runs, slots[known - start_tokens :] if known > start_tokens else slots, self._tick())
+            own = part(slots, known - start_tokens, num_tokens - start_tokens) if known > start_tokens else slots
+            leaf = Node(node, runs, own, self._tick())
             node.children[runs[0][:2]] = leaf
             self.evictable += num_tokens - known
             node = leaf
@@ -137,7 +140,7 @@ class RadixTree:
             child.time = self._tick()
             common, index, offset = _common(child.runs, runs, index, offset, num_tokens - found)
             found += common
-            if common < len(child.slots):
+            if common < child.num_tokens:
                 return self._split(child, common), found
             node = child
         return node, found
@@ -150,7 +153,7 @@ class RadixTree:
         """Lock the nodes from below ``above`` to this one."""
         while node is not above and node.parent is not None:
             if not node.locks:
-                self.evictable -= len(node.slots)
+                self.evictable -= node.num_tokens
             node.locks += 1
             node = node.parent
 
@@ -159,17 +162,18 @@ class RadixTree:
         while node.parent is not None:
             node.locks -= 1
             if not node.locks:
-                self.evictable += len(node.slots)
+                self.evictable += node.num_tokens
                 if not node.children:
                     self._queue(node)
             node = node.parent
 
-    def evict(self, num_tokens: int) -> list[int]:
+    def evict(self, num_tokens: int) -> Ids:
         """Drop least recently used leaves until at least ``num_tokens`` tokens have gone or none is left; returns
         their slots."""
-        freed: list[int] = []
+        freed: Ids = []
+        num_freed = 0
         times = self._times
-        while len(freed) < num_tokens and times:
+        while num_freed < num_tokens and times:
             time = heappop(times)
             node = self._queued.pop(time)
             node.queued = False
@@ -179,11 +183,12 @@ class RadixTree:
             if node.time != time:  # visited since it was queued
                 self._queue(node)
                 continue
-            if freed:
-                freed += node.slots
+            if num_freed:
+                freed.extend(node.slots)
             else:
                 freed = node.slots  # nobody else needs it any more
-            self.evictable -= len(node.slots)
+            num_freed += node.num_tokens
+            self.evictable -= node.num_tokens
             node.parent = None
             del parent.children[node.runs[0][:2]]
             if not parent.children and not parent.locks:
@@ -217,26 +222,27 @@ class RadixTree:
     def _split(self, node: Node, num_tokens: int) -> Node:
         """Cut a node in two; returns the new upper part, which counts as used last."""
         upper_runs, lower_runs = _cut(node.runs, num_tokens)
-        upper = Node(node.parent, upper_runs, node.slots[:num_tokens], self._tick())
+        upper = Node(node.parent, upper_runs, part(node.slots, 0, num_tokens), self._tick())
         upper.locks = node.locks
         upper.children[lower_runs[0][:2]] = node
         assert node.parent is not None
         node.parent.children[upper_runs[0][:2]] = upper
         node.parent = upper
-        node.runs, node.slots = lower_runs, node.slots[num_tokens:]
+        node.runs, node.slots = lower_runs, part(node.slots, num_tokens, node.num_tokens)
+        node.num_tokens -= num_tokens
         return upper
 
 
-def path(node: Node) -> list[int]:
+def path(node: Node) -> Ids:
     """The slots of all tokens up to a node, in order."""
-    parts = []
-    above: Node | None = node
-    while above is not None:
+    parts = [node.slots]
+    above = node.parent
+    while above is not None and above.parent is not None:
         parts.append(above.slots)
         above = above.parent
-    slots: list[int] = []
-    for part in reversed(parts):
-        slots += part
+    slots = parts.pop()[:]
+    while parts:
+        slots.extend(parts.pop())
     return slots
 
 

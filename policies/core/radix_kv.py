@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 
 from policies.core.errors import ContractError
 from policies.core.kv import KvManager
 from policies.core.plan import Blocks, Remap
 from policies.core.radix import Node, Prefix, RadixTree, Text, path
 from policies.core.request import RequestId
+from policies.core.unnumbered import Ids, Unnumbered, frozen, part, size
 
 
 class RadixKv(KvManager):
@@ -21,12 +21,12 @@ class RadixKv(KvManager):
     ``num_free`` counts slots that can be had: free ones and those of unlocked nodes (``evictable``).
     """
 
-    def __init__(self, num_slots: int, *, enable_prefix_caching: bool = True) -> None:
-        super().__init__(num_slots, 1)
+    def __init__(self, num_slots: int, *, enable_prefix_caching: bool = True, numbered: bool = True) -> None:
+        super().__init__(num_slots, 1, numbered=numbered)
         self.tree = RadixTree() if enable_prefix_caching else None
         self.nodes: dict[RequestId, Node] = {}
         self.cached: dict[RequestId, int] = {}
-        self._held: list[int] = []
+        self._held: Ids = [] if numbered else Unnumbered(0)
 
     @property
     def evictable(self) -> int:
@@ -63,16 +63,17 @@ class RadixKv(KvManager):
 
     def start(self, request_id: RequestId, prefix: Prefix | None, num_slots: int) -> Blocks:
         """New table: the slots of a prefix that the request has locked, then ``num_slots`` new ones."""
-        table = self.pool.take(num_slots)
+        slots = self.pool.take(num_slots)
         self.cached[request_id] = 0
         if prefix is not None:
             node, num_tokens = prefix
             self.nodes[request_id] = node
             if num_tokens:
                 self.cached[request_id] = num_tokens
-                table = path(node) + table
-        self.tables[request_id] = table
-        return tuple(table)
+                new, slots = slots, path(node)
+                slots.extend(new)
+        self.tables[request_id] = slots
+        return frozen(slots)
 
     def remember(self, request_id: RequestId, text: Text, num_tokens: int) -> Remap | None:
         """Enter the first ``num_tokens`` tokens of a running request, which all have KV.
@@ -84,41 +85,42 @@ class RadixKv(KvManager):
         if self.tree is None:
             return None
         table = self.tables[request_id]
-        node, known = self.tree.hold(text, num_tokens, table[cached:num_tokens], self.nodes[request_id], cached)
+        own = part(table, cached, num_tokens)
+        node, known = self.tree.hold(text, num_tokens, own, self.nodes[request_id], cached)
         self.nodes[request_id] = node
         remap = None
         if known > cached:
-            self.pool.give_back(table[cached:known])
-            shared = path(node)[cached:known]
+            self.pool.give_back(part(table, cached, known))
+            shared = part(path(node), cached, known)
             table[cached:known] = shared
-            remap = (request_id, cached, tuple(shared))
+            remap = (request_id, cached, frozen(shared))
         return remap
 
-    def finish(self, request_id: RequestId, text: Text, num_tokens: int) -> Sequence[int]:
+    def finish(self, request_id: RequestId, text: Text, num_tokens: int) -> Ids:
         """Close the table of a request: its first ``num_tokens`` tokens stay in the tree, if there is one.
 
         Returns the slots behind them, which a step in flight still writes; they stay taken until ``release``.
         """
         table, cached = self.tables.pop(request_id), self.cached.pop(request_id)
-        rest = table[num_tokens:]
-        if rest:
-            del table[num_tokens:]
         if self.tree is None:
-            self.pool.give_back(table)
+            self.pool.give_back(part(table, 0, num_tokens))
         else:
-            del table[:cached]
-            start = self.nodes.pop(request_id)
-            _, known = self.tree.enter(text, num_tokens, table, start, cached)
+            own, start = part(table, cached, num_tokens), self.nodes.pop(request_id)
+            _, known = self.tree.enter(text, num_tokens, own, start, cached)
             if known > cached:
-                self.pool.give_back(table[: known - cached])
+                self.pool.give_back(part(own, 0, known - cached))
             self.tree.unlock(start)
-        self._held += rest
+        rest: Ids = []
+        end = size(table)
+        if end > num_tokens:
+            rest = part(table, num_tokens, end)
+            self._held.extend(rest)
         return rest
 
-    def release(self, slots: Sequence[int]) -> None:
-        """Free slots that ``finish`` returned. Counted in ``num_late_frees``, for nobody leaves a batch then."""
-        for slot in slots:
-            self._held.remove(slot)
+    def release(self, slots: Ids) -> None:
+        """Free slots that ``finish`` returned, in that order. Counted in ``num_late_frees``, for nobody leaves a batch
+        then."""
+        self._held = part(self._held, size(slots), size(self._held))
         self.pool.give_back(slots)
         self.num_late_frees += 1
 
@@ -128,43 +130,46 @@ class RadixKv(KvManager):
         if self.tree is None:
             self.pool.give_back(table)
         else:
-            self.pool.give_back(table[cached:])
+            self.pool.give_back(part(table, cached, size(table)))
             self.tree.unlock(self.nodes.pop(request_id))
 
     # -- checks ------------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
         """Raise ContractError unless each slot is in exactly one place and locks are those of the tables."""
-        free = self.pool.free_blocks()
-        places = Counter([*free, *self._held])
+        places = [self.pool.free_blocks(), self._held]
+        if len(places[0]) != self.pool.num_free:
+            raise ContractError(f"{len(places[0])} KV slots are free, {self.pool.num_free} booked")
         locks: Counter[Node] = Counter()
         for request_id, table in self.tables.items():
             cached = self.cached[request_id] if self.tree is not None else 0
-            places.update(table[cached:])
+            places.append(table[cached:])
             node: Node | None = self.nodes.get(request_id)
-            if node is not None and path(node) != table[:cached]:
+            if node is not None and cached and path(node) != table[:cached]:
                 raise ContractError(f"the first {cached} slots of request {request_id} are not those of the tree")
             while node is not None:
                 locks[node] += 1
                 node = node.parent
         if self.tree is not None:
-            self._check_tree(self.tree, places, locks)
-        twice = [slot for slot, count in places.items() if count > 1]
-        if twice or len(free) != self.pool.num_free:
-            raise ContractError(
-                f"KV slots {twice[:5]} are in two places; {len(free)} free, {self.pool.num_free} booked"
-            )
-        if len(places) != self.num_blocks:
-            raise ContractError(f"KV slots lost: {len(places)} of {self.num_blocks} are somewhere")
+            places += self._check_tree(self.tree, locks)
+        num_places = sum([len(slots) for slots in places])
+        if self.numbered:
+            count = Counter([slot for slots in places for slot in slots])
+            twice = [slot for slot, times in count.items() if times > 1]
+            if twice:
+                raise ContractError(f"KV slots {twice[:5]} are in two places")
+        if num_places != self.num_blocks:
+            raise ContractError(f"KV slots lost: {num_places} of {self.num_blocks} are somewhere")
 
-    def _check_tree(self, tree: RadixTree, places: Counter[int], locks: Counter[Node]) -> None:
+    def _check_tree(self, tree: RadixTree, locks: Counter[Node]) -> list[Ids]:
+        """Check the nodes; returns the slots of each."""
         evictable = 0
         nodes = list(tree.root.children.values())
         for node in nodes:
             nodes += node.children.values()
-            places.update(node.slots)
-            evictable += 0 if node.locks else len(node.slots)
+            evictable += 0 if node.locks else node.num_tokens
             if node.locks != locks[node]:
                 raise ContractError(f"a node of the radix tree has {node.locks} locks, {locks[node]} requests hold it")
         if evictable != tree.evictable:
             raise ContractError(f"{evictable} tokens of the radix tree are unlocked, {tree.evictable} booked")
+        return [node.slots for node in nodes]

@@ -10,6 +10,7 @@ from policies.core.native import mypyc_attr
 from policies.core.plan import Grant, Grants
 from policies.core.prefix import Content
 from policies.core.request import Request, RequestId
+from policies.core.unnumbered import ONE, Unnumbered
 
 _FOREVER: Final = 1 << 40
 # Block ids and keys that are only passed on are Any: compiled, one with a type would be unpacked and made anew.
@@ -28,7 +29,7 @@ class Row:
     order = 0
     offset = 0
     is_decoding = False
-    table: list[int]
+    table: Any
 
     def __init__(self, request: Request) -> None:
         self.content: Content | None = None
@@ -60,7 +61,7 @@ class DecodeSet:
         self.sizes = [0] * size
         self._kv, self._pool = kv, kv.pool
         self._size = size
-        self._buckets: list[dict[RequestId, list[int]]] = [{} for _ in range(size)]
+        self._buckets: list[dict[RequestId, Any]] = [{} for _ in range(size)]
         self._hashed: dict[RequestId, Row] = {}
         self._granted = 0
         self.last_order = -1
@@ -159,6 +160,8 @@ class DecodeSet:
         """The blocks of one more step."""
         step, size = self._granted, self._size
         self._granted = step + 1
+        if size == 1 and not self._in_order:
+            self._put_in_order()  # once for all, where the next step needs the same bucket
         bucket = self._buckets[step % size] if size else None
         if not bucket:
             return []
@@ -190,7 +193,10 @@ class DecodeSet:
             count += len(bucket)
         if not count:
             return []
-        blocks: list[Any] = self._pool.take(count)
+        taken = self._pool.take(count)
+        if isinstance(taken, Unnumbered):
+            return self._count(ring if rounds else window, taken)
+        blocks: list[Any] = taken
         ids: list[Any] = []
         place = 0
         for bucket in ring if rounds else window:
@@ -206,10 +212,17 @@ class DecodeSet:
             self._cache(ids, growing=1)
         return Grants(ids, blocks)
 
-    def _give(self, bucket: dict[RequestId, list[int]]) -> list[Grant]:
+    def _give(self, bucket: dict[RequestId, Any]) -> list[Grant]:
         """One block to each of these tables."""
+        taken = self._pool.take(len(bucket))
         grants: list[Grant] = []
-        blocks: list[Any] = self._pool.take(len(bucket))
+        if isinstance(taken, Unnumbered):
+            counted: dict[RequestId, Unnumbered] = bucket
+            for request_id, held in counted.items():
+                held.number += 1
+                grants.append((request_id, ONE))
+            return grants
+        blocks: list[Any] = taken
         tables: dict[Any, list[int]] = bucket
         for place, (request_id, table) in enumerate(tables.items()):
             block = blocks[place]
@@ -219,17 +232,33 @@ class DecodeSet:
             self._cache(bucket, growing=1)
         return grants
 
+    def _count(self, buckets: Iterable[dict[RequestId, Unnumbered]], blocks: Unnumbered) -> Grants:
+        """Blocks without ids to the rows of these buckets, round after round."""
+        ids: list[Any] = []
+        number, num_rows = blocks.number, len(self.rows)
+        for bucket in buckets:
+            tables: dict[Any, Unnumbered] = bucket
+            for request_id, table in tables.items():
+                table.number += -(-(number - len(ids)) // num_rows)
+                ids.append(request_id)
+        return Grants(ids, blocks)
+
     def _put_in_order(self) -> None:
         """Sort all buckets, which stay so until a row joins or the running list changes."""
         self._buckets = [self._sorted(bucket) for bucket in self._buckets]
-        self.last_order = max([row.order for row in self.rows.values()], default=-1)
+        self.last_order = -1
+        for row in self.rows.values():
+            if row.order > self.last_order:
+                self.last_order = row.order
         self._in_order = True
 
-    def _sorted(self, bucket: dict[RequestId, list[int]]) -> dict[RequestId, list[int]]:
+    def _sorted(self, bucket: dict[RequestId, Any]) -> dict[RequestId, Any]:
         rows = self.rows
         if len(bucket) < 2:
             return bucket
-        return {key: bucket[key] for key in sorted(bucket, key=lambda key: rows[key].order)}
+        places = [(rows[key].order, key) for key in bucket]
+        places.sort()
+        return {key: bucket[key] for _, key in places}
 
     def _cache(self, bucket: Iterable[RequestId], *, growing: int) -> None:
         """Enter all blocks of the hashed rows of a bucket, except the last ``growing`` ones."""

@@ -70,7 +70,7 @@ class StopCalendar:
             if due is not None and request_id in self._stops:
                 self._left[request_id] = due - self._steps
         if plan.joins:
-            prompts = {chunk.id for chunk in plan.chunks}
+            prompts = {chunk[0] for chunk in plan[6]}
             for request_id, _ in plan.joins:
                 if request_id not in prompts:
                     self._enter(request_id, self._tokens_left(request_id))
@@ -106,8 +106,8 @@ class StopCalendar:
         if not chunks:
             return finished
         if later:
-            gone = {request_id for other in later for request_id in other.leaves}
-            chunks = [chunk for chunk in chunks if chunk.id not in gone]
+            gone = {request_id for other in later for request_id in other[9]}
+            chunks = [chunk for chunk in chunks if chunk[0] not in gone]
         return finished + self._emit(chunks)
 
     def _stop_rows(self, now: int) -> tuple[Finish, ...]:

@@ -17,7 +17,8 @@ from policies.core.errors import ConfigError, ContractError, EngineDied
 from policies.core.native import mypyc_attr
 from policies.core.plan import Decode, Finish, Grant, Horizon, Idle, Remap, StepPlan
 from policies.core.radix_kv import RadixKv
-from policies.systems.sglang_admission import Admission
+from policies.core.unnumbered import Ids
+from policies.systems.sglang_admission import Admission, Made
 from policies.systems.sglang_base import SgLangBase
 from policies.systems.sglang_queue import SCHEDULING, Scheduling, reorder
 from policies.systems.sglang_retract import retract
@@ -29,6 +30,7 @@ RATIO_DECAY_STEPS = 600.0
 
 _ALL: Final = Decode.ALL
 _NONE: Final = Decode.NONE
+_NO_STEPS: Final = Horizon(0, True)
 _new_tuple: Final = tuple.__new__
 """Makes a NamedTuple at a third of the cost of calling its class, in what runs every step."""
 
@@ -108,11 +110,13 @@ class SgLang(SgLangBase):
         if not self.joining:
             return
         kept = [row for row in self.joining if not row.ended and row is not chunked]
-        if len(kept) < len(self.joining) or (kept and not self.running.rows):
+        if self.rejoins or len(kept) < len(self.joining) or (kept and not self.running.rows):
             self.is_full = False
         self.joining = []
-        if any(row.is_decoding for row in kept):
-            self.running.reseat(kept)
+        if self.rejoins:
+            self.running.drop_ended()
+            self.running.put_before(kept)
+            self.rejoins = False
         else:
             self.running.append(kept)
 
@@ -178,7 +182,7 @@ class SgLang(SgLangBase):
         batch = Admission(
             self._kv,
             ratio=self.ratio,
-            running=lambda: self._made(self.running.rows.values()),
+            running=self._running,
             max_running_tokens=self.running.max_tokens,
             num_mixed=num_mixed,
             max_prefill_tokens=self.max_prefill_tokens,
@@ -188,6 +192,9 @@ class SgLang(SgLangBase):
         if batch.rows:
             self._start(batch)
         return bool(batch.rows)
+
+    def _running(self) -> list[Made]:
+        return self._made(self.running.rows.values())
 
     def _chunk_fits(self, row: SlotRow, num_mixed: int) -> bool:
         """The real engine does not look; its mixed steps die where decodes have used the memory of a prompt up."""
@@ -210,11 +217,14 @@ class SgLang(SgLangBase):
     def _start(self, batch: Admission) -> None:
         """Take the slots of a prefill batch, and of the decodes that ride along."""
         prefixes = {row.id: prefix for row, prefix in batch.started}
-        total = sum(chunk.num_tokens for chunk in batch.chunks)
+        total = 0
+        for chunk in batch.chunks:
+            total += chunk[2]
         if not self._kv.make_room(total):
             raise EngineDied(f"prefill out of memory: {total} KV slots asked for, {self._kv.num_free} left")
         grants: list[Grant] = []
-        for row, (request_id, start, count, emits) in zip(batch.rows, batch.chunks, strict=True):
+        for place, (request_id, start, count, emits) in enumerate(batch.chunks):
+            row = batch.rows[place]
             if request_id in prefixes:
                 self.waiting.popleft()
                 self._started[request_id] = row
@@ -244,8 +254,7 @@ class SgLang(SgLangBase):
             grants = running.decode.take()
             self._grants = (*self._grants, *grants) if self._grants else grants
             self._decodes, self.mode = True, "mixed"
-        self.joining = [*self.joining, *running.rows.values()]
-        running.clear()
+        self.rejoins = True
 
     # -- decode ------------------------------------------------------------------------------------------------------
 
@@ -278,7 +287,7 @@ class SgLang(SgLangBase):
         self.ratio = ratio
 
     def _retract(self) -> None:
-        found = retract(self._kv, self._made(self.running.rows.values()))
+        found = retract(self._kv, self._running())
         for flight in self._flights:
             flight.places = {key: row.order for key, row in self.running.rows.items()}
         for row in found.retracted:
@@ -296,22 +305,25 @@ class SgLang(SgLangBase):
     def horizon(self) -> Horizon:
         """Slots only shrink in a quiet run; while the latch is set nobody looks at the queue."""
         if not self._decodes or self._chunks or (self.waiting and not self.is_full):
-            return Horizon(0, True)
+            return _NO_STEPS
         if any(flight.gives_back for flight in self._flights):
-            return Horizon(0, True)
+            return _NO_STEPS
         return _new_tuple(Horizon, (self._kv.num_free // len(self.running.decode.rows), not self.is_full))
 
     def skip(self, steps: int) -> Sequence[Grant]:
         """Slots of further steps of a quiet run. Each evicts as the real one does, and lowers the ratio."""
         decode, kv = self.running.decode, self._kv
         count, left = len(decode.rows), steps
-        slots: list[int] = []
+        slots: Ids = []
         while left:
             if not kv.make_room(count):
                 raise ContractError(f"steps booked beyond the horizon: {count} slots a step, {kv.num_free} left")
             now = min(left, kv.pool.num_free // count)
             taken = kv.pool.take(now * count)
-            slots = slots + taken if slots else taken
+            if slots:
+                slots.extend(taken)
+            else:
+                slots = taken
             left -= now
         self._lower_ratio(steps)
         self._step += steps

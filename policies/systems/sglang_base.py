@@ -24,6 +24,7 @@ INPUT_MARGIN = 4
 @mypyc_attr(allow_interpreted_subclasses=True)
 class SgLangBase(Policy):
     """Queues, the running list, the rows of the last prefill (``joining``) and the one in mid-prefill (``chunked``).
+    After a mixed step the running list ``rejoins``, behind the prefilled rows.
 
     With ``fits_requests`` prompt and output together stay two tokens below context and pool, as the server has it: its
     door refuses prompts that leave too little room, and lowers a ``max_tokens`` beyond it.
@@ -42,6 +43,7 @@ class SgLangBase(Policy):
         self.waiting: deque[SlotRow] = deque()
         self.running = RunningList(kv)
         self.joining: list[SlotRow] = []
+        self.rejoins = False
         self.chunked: SlotRow | None = None
         self._started: dict[RequestId, SlotRow] = {}
         self._flights: deque[Flight] = deque()
@@ -113,7 +115,7 @@ class SgLangBase(Policy):
             num_stored, self.chunked = row.num_computed_tokens, None
         late = self._kv.finish(row.id, row.text, num_stored)
         if late:
-            self._flights[-1].slots += late
+            self._flights[-1].hold(late)
         self.running.end(row)
         del self._started[row.id]
         self._leaves.append(row.id)
@@ -125,7 +127,7 @@ class SgLangBase(Policy):
             self.running.decode.leave(row)
         row.num_tokens, row.num_computed_tokens = num_tokens, 0
         for flight in self._flights:
-            flight.dropped.add(row.id)
+            flight.dropped |= {row.id}
         del self._started[row.id]
         row.may_hit = True
         self.waiting.append(row)
@@ -136,9 +138,9 @@ class SgLangBase(Policy):
 
     def on_step_end(self, result: StepResult) -> None:
         """Tokens of the oldest step in flight: prefilled rows enter the cache, ended ones go, in batch order."""
-        steps, finished = result[3:5]
+        steps, finished = result[3], result[4]
         flight = self._flights[0]
-        slots, flight.slots = flight.slots, []  # those that end now give theirs to the steps that are left
+        slots = flight.let_go()  # those that end now give theirs to the steps that are left
         flight.steps -= steps
         if not flight.steps:
             self._flights.popleft()
@@ -148,13 +150,17 @@ class SgLangBase(Policy):
         if flight.chunks:
             self._book_chunks(flight, ended)
         if ended:
-            rows = [self._started[key] for key in ended if key in self._started and key not in flight.dropped]
-            if len(rows) > 1:
-                rows.sort(key=lambda row: flight.places.get(row.id, row.order))
-            for row in rows:
-                self._end(row)
+            self._end_all(ended, flight)
         if slots:
             self._kv.release(slots)
+
+    def _end_all(self, ended: Iterable[RequestId], flight: Flight) -> None:
+        """Those that this step ended, in batch order."""
+        rows = [self._started[key] for key in ended if key in self._started and key not in flight.dropped]
+        if len(rows) > 1:
+            rows.sort(key=lambda row: flight.places.get(row.id, row.order))
+        for row in rows:
+            self._end(row)
 
     def _book_chunks(self, flight: Flight, ended: Iterable[RequestId]) -> None:
         for request_id, start, count, emits in flight.chunks:
@@ -193,10 +199,11 @@ class SgLangBase(Policy):
 
     def queues(self) -> Queues:
         """Waiting requests, and those with slots: the running list, then the rows of the last prefill."""
-        joining = [row.id for row in self.joining if not row.ended]
+        running, joining = self.running.live(), [row.id for row in self.joining if not row.ended]
         if self.chunked is not None and self.chunked not in self.joining:  # the engine died before its next chunk
             joining.append(self.chunked.id)
-        return Queues(tuple(row.id for row in self.waiting), (*self.running.live(), *joining))
+        started = (*joining, *running) if self.rejoins else (*running, *joining)
+        return Queues(tuple(row.id for row in self.waiting), started)
 
     def plan_details(self) -> Details:
         """Free slots are those that need no eviction."""
@@ -210,9 +217,12 @@ class SgLangBase(Policy):
 
     def queue_details(self) -> Details:
         """``joining`` are the rows of the last prefill that will join the running list."""
+        running = self.running.live()
         joining = [row.id for row in self.joining if not row.ended and row is not self.chunked]
+        if self.rejoins:
+            running, joining = [], joining + running
         return {
-            "running": Ids(self.running.live()),
+            "running": Ids(running),
             "joining": Ids(joining),
             "full": self.is_full,
             "free": self._kv.pool.num_free,

@@ -8,6 +8,7 @@ from typing import Literal, get_args
 
 from policies.core.radix import Node, RadixTree
 from policies.core.radix_kv import RadixKv
+from policies.core.unnumbered import Unnumbered
 from policies.systems.sglang_rows import SlotRow
 
 Scheduling = Literal["fcfs", "lpm", "dfs-weight", "lof"]
@@ -50,7 +51,7 @@ def _key(row: SlotRow, tree: RadixTree, seen: RadixTree) -> float:
     if cached <= IN_BATCH_TOKENS and row.text.shared:
         if seen.find(row.text, limit).num_tokens >= IN_BATCH_TOKENS:
             return float("inf")
-        seen.insert(row.text, limit, [0] * limit)  # of slots only the number counts here
+        seen.insert(row.text, limit, Unnumbered(limit))
     return -cached
 
 

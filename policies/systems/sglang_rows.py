@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from policies.core.native import mypyc_attr
@@ -11,6 +11,11 @@ from policies.core.radix import Text
 from policies.core.radix_kv import RadixKv
 from policies.core.request import Request, RequestId
 from policies.core.rows import DecodeSet, Row
+from policies.core.unnumbered import Ids, Unnumbered
+
+_NOBODY: Final[frozenset[RequestId]] = frozenset()
+_NO_PLACES: Final[Mapping[RequestId, int]] = {}
+_NO_SLOTS: Final[Ids] = []
 
 _LONG_STEPS: Final = 12
 """So many slots go into a table one by one before a slice of them is cheaper."""
@@ -37,7 +42,7 @@ class SlotRows(DecodeSet):
     def __init__(self, kv: RadixKv) -> None:
         super().__init__(kv)
         self._ids: list[Any] = []
-        self._tables: list[list[Any]] = []
+        self._tables: list[Any] = []
 
     def join(self, row: Row) -> None:
         """Let a row decode behind all others from the next step on."""
@@ -52,6 +57,17 @@ class SlotRows(DecodeSet):
         del self._ids[place]
         del self._tables[place]
 
+    def join_before(self, rows: Sequence[SlotRow]) -> None:
+        """Let rows decode before all others from the next step on."""
+        count = len(self._ids)
+        for row in rows:
+            self.join(row)
+        self._ids = self._ids[count:] + self._ids[:count]
+        self._tables = self._tables[count:] + self._tables[:count]
+        before: dict[RequestId, Row] = {row.id: row for row in rows}
+        before.update(self.rows)
+        self.rows = before
+
     def reorder(self, rows: Sequence[SlotRow]) -> None:
         """All rows of the set, in the order in which they run from now on."""
         self.rows = {row.id: row for row in rows}
@@ -63,11 +79,16 @@ class SlotRows(DecodeSet):
         """A new slot for each row in the next step, in running order."""
         return self.share_out(self._kv.pool.take(len(self._ids)))
 
-    def share_out(self, slots: list[Any]) -> Sequence[Grant]:
+    def share_out(self, slots: Ids) -> Sequence[Grant]:
         """Slots of one or several steps, each step's in running order."""
         tables = self._tables
         num_rows = len(tables)
-        if len(slots) > _LONG_STEPS * num_rows:
+        if isinstance(slots, Unnumbered):
+            counted: list[Unnumbered] = tables
+            steps = slots.number // num_rows
+            for one in counted:
+                one.number += steps
+        elif len(slots) > _LONG_STEPS * num_rows:
             for place, table in enumerate(tables):
                 table += slots[place::num_rows]
         else:
@@ -92,9 +113,21 @@ class Flight:
         self.decodes = decodes
         self.steps = steps
         self.is_booked = False
-        self.dropped: set[RequestId] = set()
-        self.places: dict[RequestId, int] = {}
-        self.slots: list[int] = []
+        self.dropped: frozenset[RequestId] = _NOBODY
+        self.places: Mapping[RequestId, int] = _NO_PLACES
+        self.slots: Ids = _NO_SLOTS
+
+    def hold(self, slots: Ids) -> None:
+        """Keep slots until this has ended."""
+        if self.slots:
+            self.slots.extend(slots)
+        else:
+            self.slots = slots
+
+    def let_go(self) -> Ids:
+        """The slots it keeps, which it does not any more."""
+        slots, self.slots = self.slots, _NO_SLOTS
+        return slots
 
     @property
     def gives_back(self) -> bool:
@@ -117,33 +150,39 @@ class RunningList:
         self.rows: dict[RequestId, SlotRow] = {}
         self.decode = SlotRows(kv)
         self.max_tokens = 0
-        self._last_order = 0
+        self._first_order = self._last_order = 0
         self._ended: list[SlotRow] = []
 
     def append(self, rows: Iterable[SlotRow]) -> None:
         """Let prefilled rows decode from now on."""
         for row in rows:
-            self._enter(row)
+            self._last_order += 1
+            row.order = self._last_order
+            self.rows[row.id] = row
+            self.max_tokens += row.max_tokens
+            self.decode.join(row)
+
+    def put_before(self, rows: Sequence[SlotRow]) -> None:
+        """Let prefilled rows decode from now on, before all others."""
+        self._first_order = order = self._first_order - len(rows)
+        before: dict[RequestId, SlotRow] = {}
+        for row in rows:
+            order += 1
+            row.order = order
+            before[row.id] = row
+            self.max_tokens += row.max_tokens
+        before.update(self.rows)
+        self.rows = before
+        self.decode.join_before(rows)
 
     def reseat(self, rows: Sequence[SlotRow]) -> None:
-        """Make ``rows`` the list, in this order; those that decode go on."""
-        self.clear()
+        """Make ``rows``, which decode, the list, in this order."""
+        self.rows = {row.id: row for row in rows}
+        self.max_tokens = sum([row.max_tokens for row in rows])
         for row in rows:
-            self._enter(row)
+            self._last_order += 1
+            row.order = self._last_order
         self.decode.reorder(rows)
-
-    def clear(self) -> None:
-        """Forget all; those that decode go on."""
-        self.rows = {}
-        self.max_tokens = 0
-
-    def _enter(self, row: SlotRow) -> None:
-        self._last_order += 1
-        row.order = self._last_order
-        self.rows[row.id] = row
-        self.max_tokens += row.max_tokens
-        if not row.is_decoding:
-            self.decode.join(row)
 
     def end(self, row: SlotRow) -> None:
         """A request has ended; if it is in the list, its place is free when the ended ones are dropped."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from policies.core.kv import KvManager
 from policies.core.native import mypyc_attr
@@ -11,7 +12,9 @@ from policies.core.request import RequestId
 from policies.core.rows import Row
 from policies.systems.gated import Gated
 
-_FOREVER = 1 << 40
+_FOREVER: Final = 1 << 40
+_NO_STEPS: Final = Horizon(0, True)
+_new_tuple: Final = tuple.__new__
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -201,14 +204,14 @@ class SlotServer(Gated):
             grants.append((row.id, self.kv.extend(row.id, num_blocks - len(self.kv.tables[row.id]))))
         if end < row.num_tokens:
             self.partial[row.id] = row
-        return Chunk(row.id, start, count, end == row.num_tokens)
+        return _new_tuple(Chunk, (row.id, start, count, end == row.num_tokens))
 
     def horizon(self) -> Horizon:
         """Until a slot is released; requests that wait hide later ones, unless a slot is free for one that comes."""
         hides_none = self._num_free_slots > 0 or not (self.waiting or self.begun)
         if self._lacks_cells or self.rejected or (self.cont_batching and (self.begun or self.partial)):
-            return Horizon(0, True)
-        return Horizon(self.decode.free_steps() if self.kv_unified else _FOREVER, hides_none)
+            return _NO_STEPS
+        return _new_tuple(Horizon, (self.decode.free_steps() if self.kv_unified else _FOREVER, hides_none))
 
     def skip(self, steps: int) -> Sequence[Grant]:
         """Blocks of further steps of a quiet run; who has come by then is deferred, as a plan would find."""
