@@ -13,8 +13,9 @@ import pytest
 from calibrate.validation.recorded import Host, compare_run
 from calibrate.validation.run_text import run_lines
 from policies.core.errors import TraceError
-from sim.api import prepare, run_setup
+from sim.api import Setup, prepare, run_setup
 from sim.config import config_from_tables
+from sim.costs.load import shipped_path
 from sim.costs.terms import HostTerm
 from tests.command import batchscope
 from traces.imports.readers import FORMATS, read_served
@@ -152,14 +153,24 @@ def test_what_is_wrong_with_a_file_is_named(tmp_path: Path, kind: str, content: 
 
 def recorded(folder: Path, host: Host, requests: int = 60) -> Served:
     """What a client would see of a server whose host takes that long: a simulation taken for a measurement."""
+    config = config_from_tables({**TABLES, "workload": {"trace": str(sent(folder, requests))}})
+    costs = prepare(config).costs
+    costs.host = HostTerm(host.base_s, host.per_seq_s)
+    return served_by(prepare(config, costs=costs), host.request_s)
+
+
+def sent(folder: Path, requests: int) -> Path:
+    """A trace."""
     lines = [f"{0.11 * i},{200 + 13 * (i % 17)},{20 + 7 * (i % 11)}" for i in range(requests)]
     trace = folder / "trace.csv"
     trace.write_text("\n".join(["arrival_s,prompt_tokens,output_tokens", *lines]) + "\n")
-    config = config_from_tables({**TABLES, "workload": {"trace": str(trace)}})
-    costs = prepare(config).costs
-    costs.host = HostTerm(host.base_s, host.per_seq_s)
-    rows = run_setup(prepare(config, costs=costs), keep=True).requests.sort_values("id")
-    return Served("test", [_served(row, host.request_s) for row in rows.itertuples()], 0, "client", has_times=True)
+    return trace
+
+
+def served_by(setup: Setup, request_s: float = 0.0) -> Served:
+    """A simulation taken for a measurement; so long lies between client and engine."""
+    rows = run_setup(setup, keep=True).requests.sort_values("id")
+    return Served("test", [_served(row, request_s) for row in rows.itertuples()], 0, "client", has_times=True)
 
 
 def _served(row: Any, request_s: float) -> ServedRequest:
@@ -176,6 +187,18 @@ def test_the_host_time_of_a_run_is_found_again(tmp_path: Path) -> None:
     assert max(abs(line.error) for line in fitted.lines) < 0.02
     assert fitted.host.base_s == pytest.approx(truth.base_s, rel=0.2)
     assert fitted.host.request_s == pytest.approx(truth.request_s, rel=0.1)
+
+
+def test_what_a_cost_file_says_of_steps_that_prefill_is_the_hosts_time_of_these_steps(tmp_path: Path) -> None:
+    data = json.loads(shipped_path("llama-2-7b", "a100-80gb", 1).read_text())
+    data["terms"]["host"] = {"base_s": 1.2e-3, "per_seq_s": 0.03e-3, "prefill_s": 0.05}
+    path = tmp_path / "costs.json"
+    path.write_text(json.dumps(data))
+    tables: dict[str, dict[str, object]] = {**TABLES, "hardware": {"name": "a100-80gb", "cost_model": str(path)}}
+    served = served_by(prepare(config_from_tables({**tables, "workload": {"trace": str(sent(tmp_path, 60))}})))
+    found = compare_run(served, tables, fit_host=False)
+    assert found.host == Host(1.2e-3, 0.03e-3)
+    assert max(abs(line.error) for line in found.lines) < 1e-6
 
 
 def test_the_command_compares_a_result_with_its_simulation(tmp_path: Path) -> None:

@@ -19,7 +19,6 @@ from sim.api import prepare, run_setup
 from sim.config import RunConfig, config_from_tables
 from sim.costs.load import ROOFLINE
 from sim.costs.model import CostModel
-from sim.costs.terms import HostTerm
 from traces.imports.served import Served, ServedRequest
 from traces.metrics.intervals import STATISTICS
 
@@ -120,12 +119,12 @@ def _simulator_of(config: RunConfig, summary: Mapping[str, Any], factor: float) 
 
 
 def _simulator(config: RunConfig) -> Callable[[Host | None], _Run]:
-    """Runs the configuration under a host time; None: the preset's own."""
+    """Runs the configuration under a host time; None: its own."""
     plain = prepare(config).costs
 
     def simulate(host: Host | None) -> _Run:
-        used = Host(*plain.host) if host is None else host
-        term = HostTerm(used.base_s, used.per_seq_s)
+        used = Host(plain.host.base_s, plain.host.per_seq_s) if host is None else host
+        term = plain.host._replace(base_s=used.base_s, per_seq_s=used.per_seq_s)
         file = adjusted(plain.file, Recipe(0.0, 0.0, used.weights, used.kv))
         costs = CostModel(file, plain.shape, plain.card, term, graphs=plain.graphs, all_reduce=plain.all_reduce)
         result = run_setup(prepare(config, costs=costs))
