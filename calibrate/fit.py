@@ -24,6 +24,7 @@ from calibrate.profile import Origin, Profile
 from calibrate.recipes import profile_of
 from calibrate.sources import recipe_for
 from policies.catalog import Card, ModelShape
+from policies.core.errors import CostFileError
 from sim.costs.costfile import SCHEMA
 from sim.costs.floor import floor_of
 from sim.costs.load import shipped_path
@@ -90,6 +91,8 @@ def fit_profile(
     that did not see that third. ``date`` is that of the fit. CostFileError, which calls the profile ``name``, where an
     operator is missing.
     """
+    if profile.of("host_prefill") and not profile.of("host"):
+        raise CostFileError(f"{name}: has rows of 'host_prefill' but none of 'host', which they add to; measure both")
     if only_steps(profile):
         file, residuals = fit_steps(profile, shape, card, name)
         terms = Terms(file.linear, file.decode, file.prefill, file.head)

@@ -17,7 +17,7 @@ import pytest
 from calibrate.band import band_of
 from calibrate.checks import Limits
 from calibrate.cli import describe_fit, run_fit
-from calibrate.fit import errors_of, fit
+from calibrate.fit import errors_of, fit, fit_profile
 from calibrate.fitting import decode_knots, fit_host, fit_linear
 from calibrate.profile import Measurement
 from calibrate.roofline import fit_roofline
@@ -27,6 +27,7 @@ from policies.core.errors import CatalogError, CostFileError
 from sim.costs.load import load_cost_model, shipped_path
 from sim.costs.roofline import ROOFLINE_FILE, Shares
 from sim.costs.terms import HostTerm
+from tests.own_profile import own_profile
 
 SHAPE = model("llama-2-7b")
 CARD = card("a100-80gb")
@@ -211,3 +212,10 @@ def test_host_time_is_fitted_to_steps_that_decode_and_to_those_that_prefill() ->
     assert fit_host(decodes).prefill_s == 0
     quicker = [row._replace(seconds=1e-4) for row in prefills]
     assert fit_host(decodes, quicker).prefill_s == 0
+
+
+def test_host_times_of_steps_that_prefill_need_those_of_steps_that_decode() -> None:
+    profile = own_profile()
+    rows = tuple(row for row in profile.rows if row.operator != "host")
+    with pytest.raises(CostFileError, match="own: has rows of 'host_prefill' but none of 'host'"):
+        fit_profile(profile._replace(rows=rows), SHAPE, CARD, name="own")
