@@ -92,7 +92,6 @@ def _blocks(tables: Mapping[str, Mapping[str, Any]], target: Target, recipe: Rec
     ).num_gpu_blocks
 
 
-
 def figures_of(summary: Mapping[str, Any], case: Case) -> dict[str, float]:
     """The figures of a run under the names of the sources; one that the run has no samples of is left out."""
     throughput, duration_s = summary["throughput"], summary["duration_s"]

@@ -117,7 +117,6 @@ def _simulator_of(config: RunConfig, summary: Mapping[str, Any], factor: float) 
     return _simulator(config._replace(engine=engine))
 
 
-
 def _simulator(config: RunConfig) -> Callable[[Host | None], _Run]:
     """Runs the configuration under a host time; None: its own."""
     plain = prepare(config).costs

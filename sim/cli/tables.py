@@ -115,6 +115,7 @@ PRICED: dict[str, Row] = {
 }
 """Rows of runs with a price."""
 
+
 def _limits(summaries: Sequence[Summary]) -> dict[str, Row]:
     """Rows of runs that state limits in [slo]: each limit in words, then all together."""
     rows: dict[str, Row] = {}
