@@ -196,23 +196,26 @@ def main(words: Sequence[str] | None = None) -> int:
     scale = Scale(options.model, options.seqs, num_requests=options.requests)
     plan = Plan(scale, options.rounds)
     try:
+        for name in ("rounds", "threads"):
+            if getattr(options, name) < 1:
+                raise UserError(f"--{name} {getattr(options, name)}: give a whole number of at least 1")
         _fix_threads(options.threads)
         options.out.mkdir(parents=True, exist_ok=True)
         found = agreement(plan, options.out, lambda text: print(text, file=sys.stderr, flush=True))
-        _write(found, options.out, options.pages)
+        write_whole(options.out / "agreement.json", json.dumps(found, indent=1, allow_nan=False))
+        print(f"{short_page(found)}\n\n{page(found)}")
+        if options.pages is not None:
+            _write_pages(found, options.pages)
     except (UserError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    print(f"{short_page(found)}\n\n{page(found)}")
     return 0 if found["holds"] else 1
 
 
-def _write(found: dict[str, Any], out: Path, pages: Path | None) -> None:
-    write_whole(out / "agreement.json", json.dumps(found, indent=1, allow_nan=False))
-    if pages is not None:
-        name = f"agreement {found['model']}"
-        replace(pages / "README.md", name, short_page(found))
-        replace(pages / "docs" / "validate-executor.md", name, page(found))
+def _write_pages(found: dict[str, Any], pages: Path) -> None:
+    name = f"agreement {found['model']}"
+    replace(pages / "README.md", name, short_page(found))
+    replace(pages / "docs" / "validate-executor.md", name, page(found))
 
 
 def _fix_threads(threads: int) -> None:

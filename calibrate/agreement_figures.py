@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
@@ -40,8 +41,9 @@ class Compared(NamedTuple):
         return self.limit is None or abs(self.error) <= self.limit
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
-        return {**self._asdict(), "error": self.error, "holds": self.holds}
+        """As JSON has it; an infinite error, of what was never measured, is null."""
+        error = self.error if math.isfinite(self.error) else None
+        return {**self._asdict(), "error": error, "holds": self.holds}
 
 
 def figures(summary: Mapping[str, Any]) -> Iterator[tuple[str, float]]:

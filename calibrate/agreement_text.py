@@ -90,7 +90,7 @@ def _rows(case: Mapping[str, Any]) -> Iterator[str]:
             _words(one["figure"]),
             _value(one["figure"], one["measured"]),
             _value(one["figure"], one["simulated"]),
-            f"{100 * one['error']:+.1f} %",
+            "-" if one["error"] is None else f"{100 * one['error']:+.1f} %",
             "-" if one["noise"] is None else f"{100 * one['noise']:.1f} %",
             "" if one["limit"] is None else f"{100 * one['limit']:.1f} %" + ("" if one["holds"] else ", missed"),
         )

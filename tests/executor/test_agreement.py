@@ -90,6 +90,30 @@ def test_medians_are_compared_and_preemptions_shown() -> None:
 def test_what_cannot_be_run_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--model", "smol", "--out", str(tmp_path)]) == 2
     assert "error: " in capsys.readouterr().err
+    for option in ("--rounds", "--threads"):
+        assert main([*SMALL, option, "0", "--out", str(tmp_path)]) == 2
+        assert capsys.readouterr().err == f"error: {option} 0: give a whole number of at least 1\n"
+
+
+def test_what_was_never_measured_has_no_error_that_json_could_not_hold() -> None:
+    found = by_name(compare([summary(0.010, 0.1, 100)], [summary(0.010, 0.1, 100, 2)]))["preemptions by swap"]
+    assert found.error == float("inf")
+    assert found.to_dict()["error"] is None
+
+
+@pytest.mark.parametrize("text", [None, "{", "[]", '{"load": {}}', '{"load": {"model": "tiny"}, "runs": {}}'])
+def test_a_stored_race_that_cannot_be_read_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str | None
+) -> None:
+    path = tmp_path / "runs.json"
+    if text is not None:
+        path.write_text(text)
+    assert executor_bench.main(["--stored", str(path)]) == 2
+    printed = capsys.readouterr()
+    assert not printed.out
+    assert printed.err.startswith("error: ")
+    assert printed.err.count("\n") == 1
+    assert str(path) in printed.err
 
 
 def test_a_small_race_counts_useful_tokens_of_the_same_requests(
