@@ -27,6 +27,8 @@ from calibrate.dates import today
 from calibrate.execute import Machine, Options, open_machine, prepare_on, run_on
 from calibrate.marked import replace
 from gpu_backend.device import device_name
+from policies.core.errors import UserError
+from policies.json_text import read_json
 from sim.config import RunConfig, load_config
 from sim.runs import write_whole
 from traces.workload.rows import TraceRow
@@ -268,15 +270,30 @@ def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Play the rounds, or take stored ones, and print the table; 1 where a target was missed."""
+    """Play the rounds, or take stored ones, and print the table; 1 where a target was missed, 2 for what cannot be
+    read or written."""
     options = _arguments(words)
-    found = _played(options) if options.stored is None else json.loads(options.stored.read_text(encoding="utf-8"))
-    if options.json is not None:
-        write_whole(options.json, json.dumps(found, indent=1))
-    print(page(found))
-    if options.pages is not None:
-        replace(options.pages / "README.md", "executor-bench", page(found))
+    try:
+        found = _played(options) if options.stored is None else read_stored(options.stored)
+        if options.json is not None:
+            write_whole(options.json, json.dumps(found, indent=1))
+        print(page(found))
+        if options.pages is not None:
+            replace(options.pages / "README.md", "executor-bench", page(found))
+    except (UserError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     return 0 if reached(runs_of(found)) else 1
+
+
+def read_stored(path: Path) -> dict[str, Any]:
+    """What ``--json`` wrote; UserError for any other file."""
+    try:
+        found: dict[str, Any] = read_json(path)
+        page(found)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{path}: not what --json writes now ({error!r}); run with --json once more") from None
+    return found
 
 
 def _played(options: argparse.Namespace) -> dict[str, Any]:
