@@ -159,7 +159,8 @@ def run_setup(
 
     ``interruptible``: the first SIGINT or SIGTERM ends the run at its next step boundary, with status ``interrupted``
     and a summary of what ran; for the main thread of a command. ``keep``: the result has tables and figures even
-    without ``out``, for some 130 bytes a request. ``pace``: how slow the machine is at each moment.
+    without ``out``, for some 130 bytes a request. ``pace`` says how many times as long as by the costs what begins at a
+    second of the run takes; the terms of step time in the record are those of the costs all the same.
     """
     from sim.record import RunWriter, Tee
 

@@ -14,7 +14,8 @@ Pace = Callable[[float], float]
 
 class PacedCosts:
     """The durations of ``costs`` times the pace when a step begins. The engine tells this observer when that is, so
-    every step is asked for by itself: no quiet run is longer than one."""
+    every step is asked for by itself: no quiet run is longer than one. Where an engine plans ahead, a step that is
+    carried on takes the pace at which the step before it began."""
 
     def __init__(self, costs: CostModel, pace: Pace) -> None:
         self._costs, self._pace, self._factor = costs, pace, 1.0
