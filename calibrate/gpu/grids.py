@@ -15,6 +15,7 @@ from calibrate.gpu.scenarios import scenarios
 from calibrate.gpu.timing import device_s, synchronize
 from calibrate.measure_points import BLOCK_SIZE, Sizes, Step, points
 from calibrate.measure_rounds import LEAST_ROUNDS, Rounds
+from calibrate.measure_rows import Timed
 from calibrate.measure_steps import StepTimer, SwapTimer
 from gpu_backend.cache import KvCache, block_bytes
 from gpu_backend.device import free_bytes
@@ -229,17 +230,17 @@ def _fit_points(check: Check, chosen: Grid, swap_timer: SwapTimer, swaps: Sequen
         rounds.round()
         last_s = time.monotonic() - began_s
     timed = rounds.timed()
-    check.record.keep(
-        rounds=rounds.rounds,
-        candidates=len(rounds.candidates),
-        timed={
-            "steps": [[_runs(step.contexts), *step[1:], seconds]
-                      for step, seconds in timed.steps.items()],
-            "heads": list(timed.heads.items()),
-            "swaps": list(timed.swaps.items()),
-        },
-    )  # fmt: skip
+    check.record.keep(rounds=rounds.rounds, candidates=len(rounds.candidates), timed=stored(timed))
     check.say(f"{len(timed.steps)} of {len(rounds.candidates)} steps for the fit, {rounds.rounds} rounds")
+
+
+def stored(timed: Timed) -> dict[str, Any]:
+    """The points, without the host's, as JSON has them and ``fitted.read_timed`` reads them."""
+    return {
+        "steps": [[_runs(step.contexts), *step[1:], seconds] for step, seconds in timed.steps.items()],
+        "heads": list(timed.heads.items()),
+        "swaps": list(timed.swaps.items()),
+    }
 
 
 def _runs(contexts: tuple[int, ...]) -> list[list[int]]:

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import time
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ pytest.importorskip("transformers")
 from calibrate.gpu import table
 from calibrate.gpu.bounds import bound, step_bound_s
 from calibrate.gpu.environment import catalog_card
-from calibrate.gpu.fitted import kind_of, split
+from calibrate.gpu.fitted import kind_of, read_timed, split
+from calibrate.gpu.grids import stored
 from calibrate.gpu.kernels import Job, run_jobs
 from calibrate.gpu.record import Settings, StageRecord, found_in, read_stage
 from calibrate.gpu.scenarios import scenarios
@@ -28,6 +30,7 @@ from calibrate.gpu.supervisor import supervise
 from calibrate.gpu.worker import Check
 from calibrate.gpu_check import main
 from calibrate.measure_points import Step
+from calibrate.measure_rows import Timed
 from policies.catalog import card, model
 from policies.core.errors import ConfigError
 from traces.record import packed
@@ -322,3 +325,15 @@ def test_stages_are_named_in_any_order_and_run_in_theirs() -> None:
     assert [one.name for one in chosen(None)] == NAMES
     with pytest.raises(ConfigError, match="choose from"):
         chosen("everything")
+
+
+def test_points_are_read_as_they_were_stored() -> None:
+    """Steps that differ only in their number of chunks, or in whether they sample, stay apart."""
+    kinds = product((False, True), (1, 2))
+    steps = [Step(chunk_tokens=64, bare=True, silent=silent, chunks=chunks) for silent, chunks in kinds]
+    steps += [Step((16, 16, 48)), Step((32,), 64, 16)]
+    timed = Timed({step: 0.25 * place for place, step in enumerate(steps)}, {1: 0.5}, {4: 0.125}, {})
+    assert read_timed({"timed": json.loads(json.dumps(stored(timed)))}) == timed
+    # A check that went before has neither of the two.
+    earlier = {"steps": [[[[16, 2]], 64, 32, False, 0.5]], "heads": [], "swaps": []}
+    assert read_timed({"timed": earlier}).steps == {Step((16, 16), 64, 32): 0.5}
