@@ -214,11 +214,12 @@ def runs_of(found: Mapping[str, Any]) -> dict[str, list[Run]]:
 def page(found: Mapping[str, Any]) -> str:
     """The table, in Markdown, with what it was measured on and whether continuous batching gained what it must."""
     load, prompt, output, runs = Load(**found["load"]), found["prompt_tokens"], found["output_tokens"], runs_of(found)
+    rounds = len(runs[CONTINUOUS])
     lines = [
         f"Measured on {found['device']}, {found['date']}: the {load.model} shape, random weights,"
         f" {load.dtype}, torch {found['torch']}; {load.num_requests} requests of {load.clients} clients, prompts of"
         f" {prompt['least']} to {prompt['most']} tokens, outputs exponential (mean {output['mean']:.0f},"
-        f" longest {output['most']}); medians of {len(runs[CONTINUOUS])} interleaved rounds.",
+        f" longest {output['most']}); {f'medians of {rounds} interleaved rounds' if rounds > 1 else 'one round'}.",
         "",
         "| batching | useful tokens/s | least to most | continuous gains | CPU s | s | fixed product, ms |",
         "|---|--:|--:|--:|--:|--:|--:|",
