@@ -208,15 +208,7 @@ def run_on(
 
     started_s = time.monotonic()
     clock = clock or RealClock()
-    backend = ready_backend(
-        machine.model,
-        setup.policy,
-        setup.parameters,
-        clock,
-        sampling=_sampling(options),
-        graphs=options.graphs,
-        **({} if texts is None else texts._asdict()),
-    )
+    backend = _backend(machine, setup, options, clock, texts)
     folder = None if out is None else make_new(out() if callable(out) else Path(out))
     writer = MeasuredWriter(
         setup,
@@ -254,6 +246,13 @@ def run_on(
     return Result(
         summary, metrics, message, notices, folder, toml=toml, memory=writer.memory, digest=writer.digest
     )
+
+
+def _backend(
+    machine: Machine, setup: Setup, options: Options, clock: RealClock, texts: Texts | None
+) -> ModelBackend:
+    how = {"sampling": _sampling(options), "graphs": options.graphs, **({} if texts is None else texts._asdict())}
+    return ready_backend(machine.model, setup.policy, setup.parameters, clock, **how)
 
 
 def _sampling(options: Options) -> Sampling:

@@ -200,12 +200,19 @@ class NoSwaps:
         return float(num_blocks)
 
 
-def test_rounds_time_decodes_after_decodes_and_know_how_slow_the_machine_was() -> None:
-    ticks: Any = Ticks()
+def ticking_rounds() -> tuple[Ticks, Rounds]:
+    """A small session on such a timer, its points chosen."""
+    ticks = Ticks()
+    timer: Any = ticks
     swaps: Any = NoSwaps()
     sizes = Sizes(max_model_len=64, max_num_seqs=4, max_num_batched_tokens=64, cache_tokens=256, eager=True)
-    rounds = Rounds(ticks, swaps, points(sizes), (1, 2))
+    rounds = Rounds(timer, swaps, points(sizes), (1, 2))
     rounds.choose(float("inf"))
+    return ticks, rounds
+
+
+def test_rounds_time_decodes_after_decodes_and_know_how_slow_the_machine_was() -> None:
+    ticks, rounds = ticking_rounds()
     ticks.seen.clear()
     for _ in range(9):
         rounds.round()
@@ -219,11 +226,7 @@ def test_rounds_time_decodes_after_decodes_and_know_how_slow_the_machine_was() -
 
 
 def test_a_step_is_timed_once_more_by_the_one_most_like_it() -> None:
-    ticks: Any = Ticks()
-    swaps: Any = NoSwaps()
-    sizes = Sizes(max_model_len=64, max_num_seqs=4, max_num_batched_tokens=64, cache_tokens=256, eager=True)
-    rounds = Rounds(ticks, swaps, points(sizes), (1, 2))
-    rounds.choose(float("inf"))
+    ticks, rounds = ticking_rounds()
     rounds.round()
     for wanted, like in (
         (Step((17,)), Step((16,))),
