@@ -148,11 +148,6 @@ class StepPlan(NamedTuple):
         """True when the step decodes and does nothing else that takes time, so that it may start a quiet run."""
         return self.decode is Decode.ALL and not self.chunks and not self.transfers
 
-    @property
-    def changes_batch(self) -> bool:
-        """True when the decoding rows differ from those of the previous plan."""
-        return bool(self.joins or self.leaves or self.preempted)
-
 
 class Idle(NamedTuple):
     """Nothing to compute. ``wake_at_s`` asks the driver to plan again at that time even if nothing happens."""
