@@ -34,8 +34,8 @@ class MirrorRun(ScriptRun):
         self.variant, self.size = variant, size
         self._empty_plans = 0
 
-    def aborted(self) -> None:
-        """What went away may have been all that the next step was to run."""
+    def ended(self) -> None:
+        """Fewer wait, and who went away may have been all that the next step was to run."""
         self._empty_plans = 0
 
     def check_plan(self, plan: StepPlan) -> None:
@@ -52,10 +52,7 @@ class MirrorRun(ScriptRun):
         assert plan.num_tokens == (len(prompts) * max(prompts) if pads else len(decodes) + sum(prompts))
         assert plan.num_tokens <= getattr(self.policy, "max_num_batched_tokens", plan.num_tokens)
         assert len(decodes) + len(prompts) <= self.size.max_num_seqs
-        if plan.num_tokens:
-            self._empty_plans = 0
-        elif not plan.rejected:  # who ends leaves fewer that wait
-            self._empty_plans += 1
+        self._empty_plans = 0 if plan.num_tokens else self._empty_plans + 1
         assert self._empty_plans <= _MAX_EMPTY_PLANS, "requests wait and no plan computes anything"
         places = [self.log.seen[self.time].running.index(key) for key, _ in plan.grants]
         assert places == sorted(places), "grants are not in running order"

@@ -5,10 +5,11 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from policies.kit.scenarios import MAX_MODEL_LEN
+from policies.kit.script import Item
 from policies.testing import items
 from tests.variants import Size
 
-__all__ = ["BLOCK_SIZE", "MAX_MODEL_LEN", "items", "sizes"]
+__all__ = ["BLOCK_SIZE", "MAX_MODEL_LEN", "items", "sizes", "prompts_that_no_pool_holds"]
 
 BLOCK_SIZE = 4
 
@@ -27,3 +28,18 @@ def sizes(draw: st.DrawFn) -> Size:
         kv_bytes_per_token=1,
         pieces_per_block=1,
     )
+
+
+def prompts_that_no_pool_holds() -> tuple[Size, list[Item]]:
+    """Prompts, one after the other, that end before they run: some systems plan an empty step for each of them."""
+    size = Size(
+        num_gpu_blocks=4,
+        block_size=BLOCK_SIZE,
+        max_model_len=MAX_MODEL_LEN,
+        max_num_seqs=1,
+        max_num_batched_tokens=3,
+        num_cpu_blocks=0,
+        kv_bytes_per_token=1,
+        pieces_per_block=1,
+    )
+    return size, [Item(step, prompt_tokens=MAX_MODEL_LEN, output_tokens=1, max_tokens=1) for step in (0, 4, 8, 12)]

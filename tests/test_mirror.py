@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from policies.core.protocols import Backend
 from policies.kit.mirror import MirrorBackend
 from tests.mirror_run import Item, Log, MirrorRun
-from tests.scripts import BLOCK_SIZE, MAX_MODEL_LEN, items, sizes
+from tests.scripts import BLOCK_SIZE, MAX_MODEL_LEN, items, sizes, prompts_that_no_pool_holds
 from tests.variants import VARIANTS, Size, Variant
 
 
@@ -31,6 +31,11 @@ def _check_grants(jumped: Log, stepped: Log) -> None:
     for start, (steps, grants) in jumped.jumps.items():
         planned = [grant for step in range(steps) for grant in stepped.grants[start + step]]
         assert list(grants) == planned, f"{steps} steps from {start}"
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_requests_that_end_before_they_run_are_no_standstill(name: str) -> None:
+    agree(VARIANTS[name], *prompts_that_no_pool_holds(), seed=0)
 
 
 @pytest.mark.parametrize("name", VARIANTS)

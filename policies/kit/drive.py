@@ -154,15 +154,14 @@ class ScriptRun:
         check_count(finish, produced)
         self._end(finish)
         self._promised = _NO_PROMISE
-        self.aborted()
 
     @property
     def promised_until(self) -> int:
         """The last step within what horizon promised."""
         return self._promised[0]
 
-    def aborted(self) -> None:
-        """A request was taken away; for what counts steps without progress."""
+    def ended(self) -> None:
+        """A request has its end; for what counts steps without progress."""
 
     def _arrive(self, number: int) -> None:
         item = self.items[number]
@@ -191,6 +190,7 @@ class ScriptRun:
             raise RuleBroken(Rule.TOKENS, f"request {finish.id} ends twice")
         self.log.ends[finish.id] = (self.time, finish)
         self._live.discard(finish.id)
+        self.ended()
         for child in self._children.pop(finish.id, ()):
             heappush(self._events, (max(self.time + 1, self.items[child].step), _ARRIVAL, child))
 

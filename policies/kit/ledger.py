@@ -12,7 +12,7 @@ Tables = Mapping[RequestId, Sequence[int]]
 """Block tables by request."""
 
 _MAX_EMPTY_PLANS = 2
-"""Plans in a row that compute nothing: some systems only preempt or drop in a step."""
+"""Plans in a row that compute nothing and end nobody: some systems only preempt or drop in a step."""
 
 _GRANTS = "pass grants=self.decode.grant() to make_plan"
 
@@ -72,6 +72,7 @@ class Ledger:
     def _end(self, request_id: RequestId, entry: _Entry) -> None:
         del self._live[request_id]
         self._ended[request_id] = entry
+        self._empty_plans = 0  # fewer wait
 
     def _check_output(self, request_id: RequestId, entry: _Entry, said: int, where: str) -> None:
         made = entry.known - entry.prompt_tokens
