@@ -9,7 +9,7 @@ from policies.kit.script import Item
 from policies.testing import items
 from tests.variants import Size
 
-__all__ = ["BLOCK_SIZE", "MAX_MODEL_LEN", "items", "sizes", "prompts_that_no_pool_holds"]
+__all__ = ["BLOCK_SIZE", "MAX_MODEL_LEN", "items", "prompts_that_no_pool_holds", "sizes"]
 
 BLOCK_SIZE = 4
 

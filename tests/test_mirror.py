@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from policies.core.protocols import Backend
 from policies.kit.mirror import MirrorBackend
 from tests.mirror_run import Item, Log, MirrorRun
-from tests.scripts import BLOCK_SIZE, MAX_MODEL_LEN, items, sizes, prompts_that_no_pool_holds
+from tests.scripts import BLOCK_SIZE, MAX_MODEL_LEN, items, prompts_that_no_pool_holds, sizes
 from tests.variants import VARIANTS, Size, Variant
 
 

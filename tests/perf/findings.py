@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 from random import Random
 from statistics import fmean
@@ -68,6 +69,11 @@ def figures(summary: Summary) -> dict[str, float]:
 
 WATERMARKS = (0.0, 0.02, 0.05, 0.10)
 WATERMARK_ORDERS = 40
+FEW_PLACES, ANY_ORDER = 5.0, 1e6
+"""Places by which the first requests leave their order: in a front end that handles them side by side, and at random."""
+
+MEASURED_SIGNS = {"output_tok_s": -1, "ttft_p50_ms": -1, "ttft_p99_ms": 1, "itl_p99_ms": -1, "e2e_p50_s": 1}
+"""How what the report states changed from 0.02 to 0.10, preemptions aside."""
 
 GB200: Card = card("h200-141gb")._replace(
     name="gb200-186gb",
@@ -93,16 +99,35 @@ def bench_lengths() -> list[tuple[int, int]]:
     return list(zip(prompts.tolist(), outputs.tolist(), strict=True))
 
 
-def watermark(share: float, orders: int = WATERMARK_ORDERS) -> list[Figures]:
+def watermark(share: float, orders: int = WATERMARK_ORDERS, places: float = FEW_PLACES) -> list[Figures]:
     """128 clients of a Qwen2.5-7B, 450 requests, 299,584 KV tokens, max_num_seqs 256, no prefix cache; 16,384 tokens a
     step, the default of that card.
 
     The clients' first requests are sent at once, and the order in which a server's front end hands them to the engine
-    is chance: one run for each of that many orders.
+    is chance: one run for each of that many orders, in which each is ``places`` earlier or later than it was sent (the
+    standard deviation of a normal distribution).
     """
     lengths = bench_lengths()
     first, rest = lengths[:_CLIENTS], lengths[_CLIENTS:]
-    return [_watermark(share, [*Random(seed).sample(first, _CLIENTS), *rest]) for seed in range(orders)]
+    return [_watermark(share, [*_displaced(first, places, Random(seed)), *rest]) for seed in range(orders)]
+
+
+def _displaced(sent: Sequence[tuple[int, int]], places: float, random: Random) -> list[tuple[int, int]]:
+    keys = [place + random.gauss(0, places) for place in range(len(sent))]
+    return [sent[place] for place in sorted(range(len(sent)), key=keys.__getitem__)]
+
+
+def watermark_changes(low: Sequence[Figures], high: Sequence[Figures]) -> Figures:
+    """What changes from runs with a watermark of 0.02 to runs with one of 0.10: by how many percent in the mean, and in
+    what share of all pairs of runs with the sign of the report, one by one and all five together."""
+    means = over(low, fmean), over(high, fmean)
+    percent = {f"{name}_percent": 100 * (means[1][name] / means[0][name] - 1) for name in MEASURED_SIGNS}
+    same = {
+        name: [(after[name] > before[name]) == (sign > 0) for before, after in product(low, high)]
+        for name, sign in MEASURED_SIGNS.items()
+    }
+    shares = {f"{name}_share": fmean(values) for name, values in same.items()}
+    return {**percent, **shares, "all_share": fmean(map(all, zip(*same.values(), strict=True)))}
 
 
 def _watermark(share: float, lengths: Sequence[tuple[int, int]]) -> Figures:
@@ -111,7 +136,7 @@ def _watermark(share: float, lengths: Sequence[tuple[int, int]]) -> Figures:
         "max_num_seqs": 256,
         "max_num_batched_tokens": 16_384,
         "enable_prefix_caching": False,
-        "num_gpu_blocks": 299_584 // 16 + 1,
+        "num_gpu_blocks": 299_584 // 16,  # the tokens that vLLM prints count its null block
         "watermark": share,
     }
     hardware = {"name": "h200-141gb", "cost_model": "roofline"}
@@ -257,9 +282,15 @@ def _percentile(percent: float) -> Callable[[Sequence[float]], float]:
 def _print(title: str, rows: Mapping[str, Mapping[str, float]]) -> None:
     """A table with a row for each run."""
     names: Sequence[str] = list(next(iter(rows.values())))
-    print(f"\n{title}\n{'':24}" + "".join(f"{name:>16}" for name in names))
+    widths = [max(16, len(name) + 2) for name in names]
+    print(f"\n{title}\n{'':24}" + "".join(f"{name:>{width}}" for name, width in zip(names, widths, strict=True)))
     for name, row in rows.items():
-        print(f"{name:24}" + "".join(f"{row[key]:16,.4g}" for key in names))
+        print(f"{name:24}" + "".join(f"{row[key]:{width},.4g}" for key, width in zip(names, widths, strict=True)))
+
+
+def _changes(places: float) -> Figures:
+    low, high = (watermark(share, WATERMARK_ORDERS if places else 1, places) for share in (0.02, 0.10))
+    return watermark_changes(low, high)
 
 
 def main() -> None:
@@ -268,6 +299,8 @@ def main() -> None:
     for words, middle in (("mean", fmean), ("5th percentile", _percentile(5)), ("95th percentile", _percentile(95))):
         rows = {f"watermark {share}": over(runs, middle) for share, runs in series.items()}
         _print(f"KV watermark, vllm-0.33, Qwen2.5-7B, GB200, 128 clients, {WATERMARK_ORDERS} orders: {words}", rows)
+    places = {"as sent": 0.0, "2 places": 2.0, "5 places": FEW_PLACES, "10 places": 10.0, "any order": ANY_ORDER}
+    _print("from 0.02 to 0.10, first requests displaced by", {words: _changes(places[words]) for words in places})
     for clients in (32, 8):
         rows = {name: tensorrt(name, clients) for name in ("trtllm-no-evict", "trtllm-max-utilization")}
         _print(f"TensorRT-LLM, Llama-3.3-70B FP8, H200, {clients} clients", rows)
