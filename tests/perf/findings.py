@@ -70,7 +70,7 @@ def figures(summary: Summary) -> dict[str, float]:
 WATERMARKS = (0.0, 0.02, 0.05, 0.10)
 WATERMARK_ORDERS = 40
 FEW_PLACES, ANY_ORDER = 5.0, 1e6
-"""Places by which the first requests leave their order: in a front end that handles them side by side, and at random."""
+"""Places by which the first requests leave their order: through a front end that works side by side, and at random."""
 
 MEASURED_SIGNS = {"output_tok_s": -1, "ttft_p50_ms": -1, "ttft_p99_ms": 1, "itl_p99_ms": -1, "e2e_p50_s": 1}
 """How what the report states changed from 0.02 to 0.10, preemptions aside."""
