@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from calibrate.measure_points import Step
 from calibrate.measure_rounds import Rounds
 from gpu_backend.clock import RealClock
-from policies.core.plan import Finish, StepPlan, StepResult
-from policies.core.request import Request
+from policies.core.null_observer import NullObserver
+from policies.core.plan import StepPlan, StepResult
 from sim.costs.model import CostModel
 from sim.world.pace import Pace
 from sim.world.replica import SwapLink
@@ -40,7 +40,7 @@ class DoneStep(NamedTuple):
         return "both" if self.plan.num_seqs else "prefill"
 
 
-class SpeedWatch:
+class SpeedWatch(NullObserver):
     """An observer that keeps the steps of a run. After each second one ``clock`` stands still and a timed step that is
     much like it is timed once more, which tells how slow the machine is just then.
 
@@ -53,12 +53,6 @@ class SpeedWatch:
         self.watched_s: list[float] = []
         self._session, self._clock = session, clock
 
-    def on_arrival(self, request: Request, now_s: float) -> None:
-        """Nothing is noted."""
-
-    def on_begin(self, plan: StepPlan, now_s: float, *, fresh: bool) -> None:
-        """Nothing is noted."""
-
     def on_step(self, plan: StepPlan, result: StepResult) -> None:
         """Keep a step. Plans carried on are plans of their own here: real backends run step by step."""
         if plan.num_tokens:
@@ -67,9 +61,6 @@ class SpeedWatch:
                 self.watched_s.append(self._clock.now_s())
                 with self._clock.stopped():
                     self._session.once_more(_like(plan))
-
-    def on_finish(self, finish: Finish, now_s: float) -> None:
-        """Nothing is noted."""
 
 
 def _like(plan: StepPlan) -> Step:

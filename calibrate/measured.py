@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from calibrate.transfers import by_direction
-from policies.core.plan import Finish, StepPlan, StepResult, StepTime
+from policies.core.null_observer import NullObserver
+from policies.core.plan import StepPlan, StepResult, StepTime
 from policies.core.protocols import StepObserver
-from policies.core.request import Request
 from sim.api import Setup, limits_of
 from sim.notes import run_notes, unserved
 from sim.record import DecisionLog, Tee, facts_of, metrics_of
@@ -42,25 +42,16 @@ MEASURED = CostModelFacts("measured", 1, kind="measured")
 """In place of a cost model: the steps lasted as long as they lasted."""
 
 
-class StepTimes:
+class StepTimes(NullObserver):
     """An observer that keeps what host and device took of each step, in seconds."""
 
     def __init__(self) -> None:
         self._times: list[StepTime] = []
 
-    def on_arrival(self, request: Request, now_s: float) -> None:
-        """Nothing is noted."""
-
-    def on_begin(self, plan: StepPlan, now_s: float, *, fresh: bool) -> None:
-        """Nothing is noted."""
-
     def on_step(self, plan: StepPlan, result: StepResult) -> None:
         """Keep the times of a step."""
         if result.time is not None:
             self._times.append(result.time)
-
-    def on_finish(self, finish: Finish, now_s: float) -> None:
-        """Nothing is noted."""
 
     def summary(self) -> dict[str, dict[str, float]]:
         """Mean, median and 99th percentile of each part, in seconds; empty without steps."""

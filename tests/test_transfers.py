@@ -9,6 +9,7 @@ import pytest
 
 from policies.core.engine import Engine
 from policies.core.kv import KvManager
+from policies.core.null_observer import NullObserver
 from policies.core.plan import Chunk, Grant, Horizon, Idle, PreemptionMode, StepPlan, StepResult, Transfer
 from policies.core.request import Request, RequestId
 from policies.core.rows import Row
@@ -118,7 +119,7 @@ class Tide(BatchingPolicy):
         self.on_done(transfer)
 
 
-class MirrorWatch:
+class MirrorWatch(NullObserver):
     """Feeds the mirror backend from a stepped run and holds its tables and memory against the policy's."""
 
     def __init__(self, policy: Tide) -> None:
@@ -145,9 +146,6 @@ class MirrorWatch:
     def on_step(self, plan: StepPlan, result: StepResult) -> None:
         """Every token that is read is the right one."""
         self.mirror.collect(result.step)
-
-    def on_finish(self, finish: object, now_s: float) -> None:
-        """Its leave follows."""
 
 
 def rows_of(seed: int) -> list[TraceRow]:

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 
 from policies.core.errors import ContractError
 from policies.core.kv import KvManager
+from policies.core.null_observer import NullObserver
 from policies.core.plan import Finish, Grants, StepPlan, StepResult
 from policies.core.pool import CountedPool
 from policies.core.protocols import Policy
 from policies.core.radix_kv import RadixKv
-from policies.core.request import Request, RequestId
+from policies.core.request import RequestId
 from policies.core.unnumbered import Unnumbered, frozen
 from sim.api import prepare
 from sim.config import load_config
@@ -28,15 +29,12 @@ from tests.worlds import p8, run_case
 COUNTED = {**SGLANG, "overlap": AHEAD["overlap"], "llamacpp-unified": VARIANTS["llamacpp-unified"]}
 
 
-class Noted:
+class Noted(NullObserver):
     """Notes every plan with the number of blocks in the place of the blocks, and who holds how many."""
 
     def __init__(self) -> None:
         self.policy: Policy | None = None
         self.lines: list[tuple[object, ...]] = []
-
-    def on_arrival(self, request: Request, now_s: float) -> None:
-        """Nothing yet."""
 
     def on_begin(self, plan: StepPlan, now_s: float, *, fresh: bool) -> None:
         """The plan, and the memory that it leaves."""

@@ -8,15 +8,16 @@ from math import isnan
 
 import numpy as np
 
+from policies.core.null_observer import NullObserver
 from policies.core.plan import Decode, Finish, StepPlan, StepResult
 from policies.core.protocols import Policy
-from policies.core.request import Request, RequestId
+from policies.core.request import RequestId
 from tests.worlds import Kept
 from traces.metrics.steps import regular_gaps
 from traces.record.expand import blocks_taken
 
 
-class TokenWatch:
+class TokenWatch(NullObserver):
     """Notes when each token came and how many blocks were free, step by step. Only for runs without skip-ahead."""
 
     def __init__(self) -> None:
@@ -27,9 +28,6 @@ class TokenWatch:
         self._decoding: dict[RequestId, None] = {}
         self._runs: StepPlan | None = None
         self._ended: set[RequestId] = set()
-
-    def on_arrival(self, request: Request, now_s: float) -> None:
-        """Nothing yet."""
 
     def on_begin(self, plan: StepPlan, now_s: float, *, fresh: bool) -> None:
         """Look at the memory."""

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from policies.core.plan import Chunk, Finish, StepPlan, StepResult
-from policies.core.request import Request
+from policies.core.null_observer import NullObserver
+from policies.core.plan import Chunk, StepPlan
 from sim.costs.model import CostModel
 
 Pace = Callable[[float], float]
 """How many times as long as the costs say what begins at that second of a run takes."""
 
 
-class PacedCosts:
+class PacedCosts(NullObserver):
     """The durations of ``costs`` times the pace when a step begins. The engine tells this observer when that is, so
     every step is asked for by itself: no quiet run is longer than one. Where an engine plans ahead, a step that is
     carried on takes the pace at which the step before it began."""
@@ -41,15 +41,6 @@ class PacedCosts:
         """Seconds of the host's part of a step."""
         return self._factor * self._costs.host_time_s(num_seqs)
 
-    def on_arrival(self, request: Request, now_s: float) -> None:
-        """Nothing is noted."""
-
     def on_begin(self, plan: StepPlan, now_s: float, *, fresh: bool) -> None:
         """Note how slow the machine is now."""
         self._factor = self._pace(now_s)
-
-    def on_step(self, plan: StepPlan, result: StepResult) -> None:
-        """Nothing is noted."""
-
-    def on_finish(self, finish: Finish, now_s: float) -> None:
-        """Nothing is noted."""
