@@ -24,7 +24,7 @@ from calibrate.agreement_workloads import Case, Scale, cases, full_house
 from calibrate.dates import today
 from calibrate.execute import Machine, Options, open_machine, prepare_on, run_on
 from calibrate.fit import fit_profile
-from calibrate.marked import replace
+from calibrate.marked import check_marks, replace
 from calibrate.measure import Session
 from calibrate.measure_points import Step
 from gpu_backend.clock import RealClock
@@ -199,23 +199,25 @@ def main(words: Sequence[str] | None = None) -> int:
         for name in ("rounds", "threads"):
             if getattr(options, name) < 1:
                 raise UserError(f"--{name} {getattr(options, name)}: give a whole number of at least 1")
+        pages, mark = _pages(options.pages), f"agreement {options.model}"
+        for path in pages:
+            check_marks(path, mark)
         _fix_threads(options.threads)
         options.out.mkdir(parents=True, exist_ok=True)
         found = agreement(plan, options.out, lambda text: print(text, file=sys.stderr, flush=True))
         write_whole(options.out / "agreement.json", json.dumps(found, indent=1, allow_nan=False))
         print(f"{short_page(found)}\n\n{page(found)}")
-        if options.pages is not None:
-            _write_pages(found, options.pages)
+        for path, text in zip(pages, (short_page(found), page(found)), strict=False):
+            replace(path, mark, text)
     except (UserError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0 if found["holds"] else 1
 
 
-def _write_pages(found: dict[str, Any], pages: Path) -> None:
-    name = f"agreement {found['model']}"
-    replace(pages / "README.md", name, short_page(found))
-    replace(pages / "docs" / "validate-executor.md", name, page(found))
+def _pages(folder: Path | None) -> list[Path]:
+    """Those that get the short and the whole table."""
+    return [] if folder is None else [folder / "README.md", folder / "docs" / "validate-executor.md"]
 
 
 def _fix_threads(threads: int) -> None:

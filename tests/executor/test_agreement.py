@@ -95,6 +95,20 @@ def test_what_cannot_be_run_is_one_line(tmp_path: Path, capsys: pytest.CaptureFi
         assert capsys.readouterr().err == f"error: {option} 0: give a whole number of at least 1\n"
 
 
+def test_a_page_that_has_no_place_for_the_table_is_told_before_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, readme = tmp_path / "out", tmp_path / "README.md"
+    readme.write_text("no marks\n")
+    words = ["--pages", str(tmp_path)]
+    assert main([*SMALL, "--out", str(out), *words]) == executor_bench.main(words) == 2
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith(f"error: {readme}: needs one line '<!-- agreement tiny -->' and")
+    assert second.startswith(f"error: {readme}: needs one line '<!-- executor-bench -->' and")
+    assert not out.exists()
+    assert readme.read_text() == "no marks\n"
+
+
 def test_what_was_never_measured_has_no_error_that_json_could_not_hold() -> None:
     found = by_name(compare([summary(0.010, 0.1, 100)], [summary(0.010, 0.1, 100, 2)]))["preemptions by swap"]
     assert found.error == float("inf")

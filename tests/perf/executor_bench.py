@@ -25,7 +25,7 @@ import torch
 
 from calibrate.dates import today
 from calibrate.execute import Machine, Options, open_machine, prepare_on, run_on
-from calibrate.marked import replace
+from calibrate.marked import check_marks, replace
 from gpu_backend.device import device_name
 from policies.core.errors import UserError
 from policies.json_text import read_json
@@ -43,6 +43,8 @@ NEEDED = ((STATIC, 2.5), (PADDED, 2.0))
 
 _PRESETS = {CONTINUOUS: "vllm-0.11", STATIC: "ft-static", EARLY: "ft-static-early-return"}
 _SEED = 11
+_MARK = "executor-bench"
+"""Between which marks of README.md the table stands."""
 
 
 class Load(NamedTuple):
@@ -275,12 +277,14 @@ def main(words: Sequence[str] | None = None) -> int:
     read or written."""
     options = _arguments(words)
     try:
+        if options.pages is not None:
+            check_marks(options.pages / "README.md", _MARK)
         found = _played(options) if options.stored is None else read_stored(options.stored)
         if options.json is not None:
             write_whole(options.json, json.dumps(found, indent=1))
         print(page(found))
         if options.pages is not None:
-            replace(options.pages / "README.md", "executor-bench", page(found))
+            replace(options.pages / "README.md", _MARK, page(found))
     except (UserError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
