@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -19,10 +19,31 @@ from policies.core.request import Request
 from sim.config import load_config
 from traces.workload.source import build_source
 
+if TYPE_CHECKING:
+    from transformers import LlamaConfig
+
 TIE = 1e-4
 """Difference of logits, which are of the order of 1, below which float32 decides by the order of its sums."""
 
 _SEED = 0
+
+
+def transformers_config(shape: ModelShape, **more: Any) -> LlamaConfig:
+    """The same shape in the words of ``transformers``, without special tokens; ``more`` of its settings."""
+    from transformers import LlamaConfig
+
+    return LlamaConfig(
+        vocab_size=shape.vocab,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.intermediate,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        max_position_embeddings=shape.max_model_len,
+        tie_word_embeddings=shape.tied_head,
+        **{"bos_token_id": None, "eos_token_id": None, "pad_token_id": None, **more},
+    )
 
 
 class Oracle:
@@ -30,28 +51,13 @@ class Oracle:
 
     def __init__(self, shape: ModelShape, device: torch.device, ops: Ops) -> None:
         require("transformers", extra="gpu")
-        from transformers import LlamaConfig, LlamaForCausalLM
+        from transformers import LlamaForCausalLM
         from transformers.utils import logging
 
         logging.disable_progress_bar()
         torch.manual_seed(_SEED)
-        config = LlamaConfig(
-            vocab_size=shape.vocab,
-            hidden_size=shape.hidden,
-            intermediate_size=shape.intermediate,
-            num_hidden_layers=shape.layers,
-            num_attention_heads=shape.heads,
-            num_key_value_heads=shape.kv_heads,
-            head_dim=shape.head_dim,
-            max_position_embeddings=shape.max_model_len,
-            tie_word_embeddings=shape.tied_head,
-            # Wide enough for logits that differ: in float32 the two likeliest tokens hardly ever tie.
-            initializer_range=shape.hidden**-0.5,
-            bos_token_id=None,
-            eos_token_id=None,
-            pad_token_id=None,
-            attn_implementation="eager",
-        )
+        # Wide enough for logits that differ: in float32 the two likeliest tokens hardly ever tie.
+        config = transformers_config(shape, initializer_range=shape.hidden**-0.5, attn_implementation="eager")
         with device:
             self._theirs = LlamaForCausalLM(config).eval().float()
         with torch.no_grad():

@@ -25,6 +25,7 @@ import torch
 
 from calibrate.dates import today
 from calibrate.execute import Machine, Options, open_machine, prepare_on, run_on
+from calibrate.gpu.oracle import transformers_config
 from calibrate.marked import check_marks, replace
 from gpu_backend.device import device_name
 from policies.core.errors import UserError
@@ -108,23 +109,9 @@ def own(machine: Machine, load: Load, preset: str) -> tuple[int, float, float]:
 
 def transformers_model(machine: Machine) -> LlamaForCausalLM:
     """Random weights of the same shape and numbers, in the hands of ``transformers``."""
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import LlamaForCausalLM
 
-    shape = machine.model.shape
-    config = LlamaConfig(
-        vocab_size=shape.vocab,
-        hidden_size=shape.hidden,
-        intermediate_size=shape.intermediate,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        num_key_value_heads=shape.kv_heads,
-        head_dim=shape.head_dim,
-        max_position_embeddings=shape.max_model_len,
-        tie_word_embeddings=shape.tied_head,
-        bos_token_id=None,
-        eos_token_id=None,
-        pad_token_id=0,
-    )
+    config = transformers_config(machine.model.shape, pad_token_id=0)
     torch.manual_seed(0)
     return LlamaForCausalLM(config).to(machine.model.dtype).eval()
 
