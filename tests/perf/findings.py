@@ -1,12 +1,13 @@
 """What users of real engines measured, run again here: set-ups, and the figures that are to be compared.
 
-    python -m tests.perf.findings
+    python -m tests.perf.findings [--orders 40]
 
 prints them all. tests/test_user_findings.py holds them against what was measured.
 """
 
 from __future__ import annotations
 
+from argparse import ArgumentParser
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import product
@@ -288,19 +289,25 @@ def _print(title: str, rows: Mapping[str, Mapping[str, float]]) -> None:
         print(f"{name:24}" + "".join(f"{row[key]:{width},.4g}" for key, width in zip(names, widths, strict=True)))
 
 
-def _changes(places: float) -> Figures:
-    low, high = (watermark(share, WATERMARK_ORDERS if places else 1, places) for share in (0.02, 0.10))
+def _changes(places: float, orders: int) -> Figures:
+    low, high = (watermark(share, orders if places else 1, places) for share in (0.02, 0.10))
     return watermark_changes(low, high)
 
 
-def main() -> None:
+def main(words: Sequence[str] | None = None) -> None:
     """All tables."""
-    series = {share: watermark(share) for share in WATERMARKS}
+    parser = ArgumentParser(prog="python -m tests.perf.findings", description=__doc__)
+    parser.add_argument("--orders", type=int, default=WATERMARK_ORDERS, help="runs of each watermark")
+    orders = parser.parse_args(words).orders
+    if orders < 1:
+        parser.error(f"--orders {orders}: give a whole number of at least 1")
+    series = {share: watermark(share, orders) for share in WATERMARKS}
     for words, middle in (("mean", fmean), ("5th percentile", _percentile(5)), ("95th percentile", _percentile(95))):
         rows = {f"watermark {share}": over(runs, middle) for share, runs in series.items()}
-        _print(f"KV watermark, vllm-0.33, Qwen2.5-7B, GB200, 128 clients, {WATERMARK_ORDERS} orders: {words}", rows)
+        _print(f"KV watermark, vllm-0.33, Qwen2.5-7B, GB200, 128 clients, {orders} orders: {words}", rows)
     places = {"as sent": 0.0, "2 places": 2.0, "5 places": FEW_PLACES, "10 places": 10.0, "any order": ANY_ORDER}
-    _print("from 0.02 to 0.10, first requests displaced by", {words: _changes(places[words]) for words in places})
+    changes = {name: _changes(few, orders) for name, few in places.items()}
+    _print("from 0.02 to 0.10, first requests displaced by", changes)
     for clients in (32, 8):
         rows = {name: tensorrt(name, clients) for name in ("trtllm-no-evict", "trtllm-max-utilization")}
         _print(f"TensorRT-LLM, Llama-3.3-70B FP8, H200, {clients} clients", rows)
