@@ -185,12 +185,21 @@ class FastServe(PriorityTokenBudget):
         is_short, contended = self._is_short(), bool(self.waiting or self.swapped)
         if is_short and self._next_to_retreat() is not None:
             return Horizon(0, True)
-        steps = self.decode.free_steps(0 if is_short else self.reserve_blocks)
+        steps = self.decode.free_steps(max(0 if is_short else self.reserve_blocks, self._num_in_sight()))
         if contended or is_short:
             steps = min(steps, self.levels.steps_to_demotion(self._decoding(), self.decode.steps) - 1)
         if contended:
             steps = min(steps, self.levels.steps_to_promotion(self._step) - 1)
         return Horizon(max(steps, 0), True)
+
+    def _num_in_sight(self) -> int:
+        """Free blocks that, with those transfers under way will leave, just let in the best of those that do not run;
+        none where they do not suffice. Below that others have to make way."""
+        best = self._best()
+        if best is None or self._num_seats() < 1:
+            return 0
+        wanted = self._blocks_to_enter(best) - self._num_coming()
+        return wanted if wanted <= self.kv.num_free else 0
 
     def _is_short(self) -> bool:
         """True if fewer blocks are free, or will be, than are kept for those to come."""
@@ -205,12 +214,21 @@ class FastServe(PriorityTokenBudget):
     def _make_way(self) -> None:
         """Swap out running requests of lower queues than the best of those that do not run, if that lets it in; and
         those below the first queue while blocks are short."""
-        best = min((queue[0] for queue in (self.waiting, self._away) if queue), key=level_rank, default=None)
+        best = self._best()
         if best is not None:
-            assert isinstance(best, LevelRow)
             self._make_way_for(best)
         while self._is_short() and (row := self._next_to_retreat()) is not None:
             self._swap_out(row, blocking=False)
+
+    def _best(self) -> LevelRow | None:
+        """The first of those that do not run."""
+        best = min((queue[0] for queue in (self.waiting, self._away) if queue), key=level_rank, default=None)
+        assert best is None or isinstance(best, LevelRow)
+        return best
+
+    def _num_seats(self) -> int:
+        """Requests that may run beside those that do or are on their way."""
+        return self.max_num_seqs - len(self.running) - len(self._arriving) - len(self._landed)
 
     def _next_to_retreat(self) -> LevelRow | None:
         """The last in order of those that run, if it may go where blocks are short: it is below the first queue, does
@@ -222,7 +240,7 @@ class FastServe(PriorityTokenBudget):
 
     def _make_way_for(self, best: LevelRow) -> None:
         """Swap out the worst rows until ``best`` fits; nobody if it never would."""
-        seats = self.max_num_seqs - len(self.running) - len(self._arriving) - len(self._landed)
+        seats = self._num_seats()
         tokens = self.max_num_batched_tokens - len(self.decode.rows)
         free = self.kv.num_free + self._num_coming() - self.decode.num_needed - self._blocks_to_enter(best)
         if seats > 0 and tokens > 0 and free >= 0:
@@ -364,7 +382,7 @@ class FastServe(PriorityTokenBudget):
     def _can_open(self, row: Row, num_blocks: int, hits: object) -> bool:
         """True if the head of the queue may start: it has a seat beside those on their way, and nobody better that is
         away comes first."""
-        if len(self.running) + len(self._arriving) + len(self._landed) >= self.max_num_seqs:
+        if self._num_seats() < 1:
             return False
         if self._away and not level_rank(row) < level_rank(self._away[0]):
             return False

@@ -303,12 +303,13 @@ class SgLang(SgLangBase):
             self.running.drop_ended()
 
     def horizon(self) -> Horizon:
-        """Slots only shrink in a quiet run; while the latch is set nobody looks at the queue."""
+        """Slots only shrink in a quiet run; while the latch is set nobody looks at the queue, and who waits hides later
+        arrivals."""
         if not self._decodes or self._chunks or (self.waiting and not self.is_full):
             return _NO_STEPS
         if any(flight.gives_back for flight in self._flights):
             return _NO_STEPS
-        return _new_tuple(Horizon, (self._kv.num_free // len(self.running.decode.rows), not self.is_full))
+        return _new_tuple(Horizon, (self._kv.num_free // len(self.running.decode.rows), not self.waiting))
 
     def skip(self, steps: int) -> Sequence[Grant]:
         """Slots of further steps of a quiet run. Each evicts as the real one does, and lowers the ratio."""
