@@ -7,11 +7,11 @@ from itertools import product
 import pytest
 
 from tests.token_watch import TokenWatch, check_against
-from tests.variants import AHEAD, VARIANTS
+from tests.variants import AHEAD, SGLANG, VARIANTS
 from tests.world_cases import KINDS, random_case
 from tests.worlds import SHIPPED, KnottyCosts, first_difference, quiet_run, run_case
 
-EVERY = {**VARIANTS, **AHEAD}
+EVERY = {**VARIANTS, **SGLANG, **AHEAD}
 QUIET_STEPS = {
     "vllm-0.11": 4.0,
     "vllm-0.33-async": 2.0,

@@ -6,12 +6,19 @@ blocks of 4 tokens.
 
 from __future__ import annotations
 
+import pytest
+from hypothesis import given
+
 from policies.core.kv import KvManager
 from policies.core.plan import Decode, Finish, StepPlan, StepResult
 from policies.core.request import Request
 from policies.systems.token_budget_async import AsyncTokenBudget
 from policies.systems.token_budget_priority import SchedulingPolicy
+from tests.ahead_run import AheadRun, scripts
 from tests.decision_tables import check_script
+from tests.mirror_run import Item
+from tests.scripts import sizes
+from tests.variants import AHEAD, Size
 
 MAX_MODEL_LEN = 64
 
@@ -166,3 +173,9 @@ def test_a_quiet_run_lasts_until_a_row_is_complete_with_what_is_in_flight() -> N
     policy.on_step_end(StepResult(1, 1.0, 6.0, steps=5, finished=(Finish(0, "stop", 6),)))
     last = policy.schedule(0.0)
     assert (last.leaves, policy.kv.num_free) == ((0,), 8)
+
+
+@pytest.mark.parametrize("name", [name for name, variant in AHEAD.items() if variant.preset == "vllm-0.33-async"])
+@given(size=sizes(), script=scripts())
+def test_plans_made_ahead_run_every_request(name: str, size: Size, script: list[Item]) -> None:
+    AheadRun(AHEAD[name], size, script, forgets=False).run()

@@ -21,8 +21,7 @@ from policies.core.request import RequestId
 from policies.core.unnumbered import Unnumbered, frozen
 from sim.api import prepare
 from sim.config import load_config
-from tests.test_sglang_world import VARIANTS as SGLANG
-from tests.variants import AHEAD, VARIANTS
+from tests.variants import AHEAD, SGLANG, VARIANTS
 from tests.world_cases import KINDS, random_case
 from tests.worlds import p8, run_case
 

@@ -197,5 +197,18 @@ def _ahead() -> list[Variant]:
     return [*found, Variant("overlap", "sglang-0.4.9-overlap", "chunks")]
 
 
+def _sglang() -> list[Variant]:
+    """SGLang, whose pages are single tokens. Their mirror is that of tests/test_sglang_mirror.py."""
+    return [
+        Variant("sglang-fcfs", "sglang-0.4.9", "chunks", {"chunked_prefill_size": 64}),
+        Variant("sglang-lpm", "sglang-0.4.9-lpm", "chunks", {"chunked_prefill_size": 0}),
+        Variant("sglang-dfs-weight", "sglang-0.4.9-dfs-weight", "chunks", {"schedule_conservativeness": 0.1}),
+        Variant("sglang-mixed", "sglang-0.4.9-mixed", "chunks", {"chunked_prefill_size": 64}),
+        Variant("sglang-no-cache", "sglang-0.4.9-no-cache", "chunks", {"schedule_conservativeness": 0.1}),
+        Variant("sglang-ignore-eos", "sglang-0.4.9-no-cache", "chunks", {"ignore_eos": True}),
+    ]
+
+
 VARIANTS: Mapping[str, Variant] = {variant.name: variant for variant in _variants()}
 AHEAD: Mapping[str, Variant] = {variant.name: variant for variant in _ahead()}
+SGLANG: Mapping[str, Variant] = {variant.name: variant for variant in _sglang()}
