@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Generator, Sequence
 from typing import Final
 
-from policies.core.plan import NO_EMITTED, Decode, Finish, Idle, QuietRun, StepPlan, StepResult
+from policies.core.plan import NO_EMITTED, Decode, Finish, Idle, QuietRun, StepPlan, StepResult, end_of
 from sim.world.replica import Replica
 
 _ALL: Final = Decode.ALL
@@ -31,9 +30,10 @@ class AheadReplica(Replica):
     """
 
     def _add_state(self) -> None:
-        # The plan of each step in flight, without the one that runs; steps that the last one may be carried on, and if
-        # it still may; those that it has been carried on, of which the engine is told when a step is booked.
-        self._later: deque[StepPlan] = deque()
+        # The plan of each step in flight, without the one that runs (few: a list is quickest at both ends); steps that
+        # the last one may be carried on, and if it still may; those that it has been carried on, of which the engine is
+        # told when a step is booked.
+        self._later: list[StepPlan] = []
         self._left = self._untold = 0
         self._carries = False
         self._arrivals_matter_later = True
@@ -45,7 +45,7 @@ class AheadReplica(Replica):
 
     def _live(self) -> Generator[None, None, None]:
         """Plan, wait for the oldest plan's end, book it, and so on; yields as ``Replica`` does."""
-        clock = self._clock
+        agenda = self._agenda
         while True:
             start_s = self.last_boundary_s
             plan = self._next(start_s)
@@ -55,27 +55,27 @@ class AheadReplica(Replica):
                 continue
             end_s = self._begin(plan, start_s)
             first = self._first
-            if clock.advance(end_s):
+            if agenda.advance(end_s):
                 answered = self._book(plan, self._run, self._step, first, self._target, end_s)
                 self._go_on(first + self._target)
-                if not answered or clock.is_last_of_now():
+                if not answered or agenda.is_last_of_now():
                     continue
             else:
                 self._is_running, self.end_s = True, end_s
-                if not clock.wait(self):
+                if not agenda.wait(self):
                     self._queue_end()
                     yield
                     self._end_event = None
                 self._go_on(self._book_waited(plan, self._run, self._step))
                 if self._stopping:
                     break
-                if clock.is_last_of_now():
-                    self._take_in(clock.now)
+                if agenda.is_last_of_now():
+                    self._take_in(agenda.now)
                     continue
             self._plan_soon()
             yield
-        self._take_in(clock.now)
-        clock.end()
+        self._take_in(agenda.now)
+        self._clock.end()
 
     # -- plans -------------------------------------------------------------------------------------------------------
 
@@ -90,19 +90,21 @@ class AheadReplica(Replica):
                 later.append(later[-1])
             elif not self._make(now_s):
                 break
-        return later.popleft() if later else None
+        return later.pop(0) if later else None
 
     def _make(self, now_s: float) -> bool:
         """Put one more plan in flight; False if there is nothing to plan."""
         plan = self._engine.plan(now_s)
-        if plan.rejected:
-            self._reject(plan.rejected, now_s)
         self._left = 0
         if isinstance(plan, Idle):
+            if plan.rejected:
+                self._reject(plan.rejected, now_s)
             if not self._later:
                 self._wake(plan.wake_at_s)
             return False
         self.counts.plans += 1
+        if plan[11]:
+            self._reject(plan[11], now_s)
         if plan[7] or plan[9]:
             self._calendar.apply(plan)
         self._later.append(plan)
@@ -135,7 +137,7 @@ class AheadReplica(Replica):
         if self._left and self._later and self._later[-1] is plan:
             self._target = min(min(self._left + 1, self._calendar.steps_to_stop()), self._knot - self._first)
             self._arrivals_matter = self._arrivals_matter_later
-        return run.end_s(self._first + self._target)
+        return end_of(run, self._first + self._target)
 
     # -- boundaries --------------------------------------------------------------------------------------------------
 
@@ -147,14 +149,14 @@ class AheadReplica(Replica):
         engine, later = self._engine, self._later
         carried = self._untold + steps - 1
         if carried:
-            self._carry_on(carried, self.last_boundary_s if run is None else run.end_s(first + steps - 1))
+            # The last of these steps has been in flight since the one before the last that is booked here has ended.
+            self._untold = 0
+            engine.carry_on(self.last_boundary_s if run is None else end_of(run, first + steps - 1), carried)
         if run is not None:
             self.counts.quiet_steps += steps
         finished = self._calendar.complete(plan, steps, later)
-        emitted = NO_EMITTED
-        for other in later:
-            if other is not plan and other[9]:
-                emitted = {**emitted, **dict.fromkeys(other[9], 0)}
+        gone = [key for other in later if other is not plan for key in other[9] if key in self._calendar]
+        emitted = dict.fromkeys(gone, 0) if gone else NO_EMITTED
         result = _new_tuple(StepResult, (
             step, self.last_boundary_s, end_s, steps, finished, run, first, None, emitted, (), 0
         ))  # fmt: skip
@@ -165,13 +167,6 @@ class AheadReplica(Replica):
         if ended:
             self._on_end(ended, end_s)
         return ended
-
-    def _carry_on(self, steps: int, now_s: float) -> None:
-        """Tell the engine that its last plan goes on; the last of these steps has been in flight since ``now_s``."""
-        self._untold = 0
-        if steps > 1:
-            self._engine.skip(steps - 1)
-        self._engine.carry_on(now_s)
 
     def _book_waited(self, plan: StepPlan, run: QuietRun | None, step: int) -> int:
         """As of any replica, but the step in flight when a request came was planned without it, and is booked alone."""
@@ -185,14 +180,14 @@ class AheadReplica(Replica):
                 steps = run.steps_until(self._arrivals[0][0].arrival_s, first + 1, end) - first
             if first + steps == end:
                 break
-            now_s = run.end_s(first + steps)
+            now_s = end_of(run, first + steps)
             self._book(plan, run, step, first, steps, now_s)
             step, first = step + steps, first + steps
             while self._arrivals and self._arrivals[0][0].arrival_s <= now_s:
                 self._take_first(now_s)
                 was_planned_before = True
             self._untold += 1
-        self._book(plan, run, step, first, end - first, self._clock.now)
+        self._book(plan, run, step, first, end - first, self._agenda.now)
         self._is_running = False
         return end
 

@@ -99,7 +99,7 @@ class OpenLoop:
 
     def _on_time(self, event: Event) -> None:
         """Send what is due, and come back at the time of the row after it."""
-        now = self._clock.now
+        now = self._clock.agenda.now
         item = self._next
         while item is not None:
             number, row = item

@@ -19,6 +19,7 @@ from policies.core.plan import (
     StepPlan,
     StepResult,
     Transfer,
+    end_of,
 )
 from policies.core.request import Request, RequestId
 from policies.core.stops import Stop, StopCalendar
@@ -85,6 +86,7 @@ class Replica:
         self.counts = Counts()
         self.last_boundary_s = 0.0
         self._clock, self._engine, self._costs, self._on_end = clock, engine, costs, on_end
+        self._agenda = clock.agenda
         self._link = link
         self._skip_ahead = skip_ahead
         self._calendar = StopCalendar()
@@ -125,7 +127,7 @@ class Replica:
 
     def turn_away(self, request: Request, reason: str) -> Finish:
         """A request comes in now and is not let in."""
-        return self._engine.turn_away(request, reason, self._clock.now)
+        return self._engine.turn_away(request, reason, self._agenda.now)
 
     def abort(self, request_id: RequestId) -> None:
         """A client goes away now; the engine sees it at the next step boundary."""
@@ -135,7 +137,7 @@ class Replica:
     def stop(self) -> None:
         """End at the first step boundary from now on."""
         self._stopping = True
-        now_s = self._clock.now
+        now_s = self._agenda.now
         if self._is_running:
             self._cut(now_s)
             return
@@ -147,14 +149,14 @@ class Replica:
     def _came_in(self) -> None:
         """Something lies in the inbox that may change the next plan."""
         if self._is_running:
-            self._cut(self._clock.now)
+            self._cut(self._agenda.now)
         else:
             self._plan_soon()
 
     def _plan_soon(self) -> None:
         if not self._plan_is_due:
             self._plan_is_due = True
-            self._clock.event_at(self._clock.now, At.PLAN, self._on_plan)
+            self._clock.event_at(self._agenda.now, At.PLAN, self._on_plan)
 
     def _cut(self, time_s: float) -> None:
         """End the jump at the first step boundary at or after ``time_s``."""
@@ -164,7 +166,7 @@ class Replica:
             target = run.steps_until(time_s, first + 1, first + self._target) - first
             if target < self._target:
                 self._target = target
-                self.end_s = run.end_s(first + target)
+                self.end_s = end_of(run, first + target)
                 if self._end_event is not None:
                     self._end_event.cancel()
                     self._queue_end()
@@ -174,7 +176,7 @@ class Replica:
     def _on_plan(self, event: Event) -> None:
         self._plan_is_due = False
         if not self._is_running and not self._stopping:
-            self.last_boundary_s = now_s = self._clock.now
+            self.last_boundary_s = now_s = self._agenda.now
             self._take_in(now_s)
             next(self._life, None)
 
@@ -184,8 +186,8 @@ class Replica:
     def _live(self) -> Generator[None, None, None]:
         """Plan, let the step or jump run, book it, and so on. This yields when something else happens before the step
         ends, and when nothing can run."""
-        clock, engine, calendar, counts = self._clock, self._engine, self._calendar, self.counts
-        advance, curve, horizon = clock.advance, self._costs.decode_curve, engine.policy.horizon
+        agenda, engine, calendar, counts = self._agenda, self._engine, self._calendar, self.counts
+        curve, horizon = self._costs.decode_curve, engine.policy.horizon
         run: QuietRun | None = None
         first = knot = 0
         while True:
@@ -220,29 +222,29 @@ class Replica:
                         target = steps + 1
                     if knot - first < target:
                         target = knot - first
-                end_s = run.end_s(first + target)
-            if advance(end_s):
+                end_s = end_of(run, first + target)
+            if agenda.advance(end_s):
                 answered = self._book(plan, run, step, first, target, end_s)
                 first += target
-                if not answered or clock.is_last_of_now():
+                if not answered or agenda.is_last_of_now():
                     continue
             else:
                 self._run, self._first, self._target, self._arrivals_matter = run, first, target, arrivals_matter
                 self._is_running, self.end_s = True, end_s
-                if not clock.wait(self):
+                if not agenda.wait(self):
                     self._queue_end()
                     yield
                     self._end_event = None
                 first = self._book_waited(plan, run, step)
                 if self._stopping:
                     break
-                if clock.is_last_of_now():
-                    self._take_in(clock.now)
+                if agenda.is_last_of_now():
+                    self._take_in(agenda.now)
                     continue
             self._plan_soon()
             yield
-        self._take_in(clock.now)  # what came during the last step was offered: the record says it is unfinished
-        clock.end()
+        self._take_in(agenda.now)  # what came during the last step was offered: the record says it is unfinished
+        self._clock.end()
 
     def _reject(self, rejected: Sequence[Finish], now_s: float) -> None:
         for finish in rejected:
@@ -315,7 +317,7 @@ class Replica:
         first, target = self._first, self._target
         while run is not None and self._arrivals and not self._arrivals_matter:
             cut = run.steps_until(self._arrivals[0][0].arrival_s, first + 1, first + target)
-            steps, now_s = cut - first, run.end_s(cut)
+            steps, now_s = cut - first, end_of(run, cut)
             if steps == target:
                 break
             self._book(plan, run, step, first, steps, now_s)
@@ -323,7 +325,7 @@ class Replica:
             while self._arrivals and self._arrivals[0][0].arrival_s <= now_s:
                 self._take_first(now_s)
             self._engine.carry_on(now_s)
-        self._book(plan, run, step, first, target, self._clock.now)
+        self._book(plan, run, step, first, target, self._agenda.now)
         self._is_running = False
         return first + target
 

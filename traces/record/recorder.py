@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from math import nan
 from typing import Any, Final
 
-from policies.core.plan import AllBut, Chunk, Decode, Finish, Load, QuietRun, StepPlan, StepResult
+from policies.core.plan import AllBut, Chunk, Decode, Finish, Load, QuietRun, StepPlan, StepResult, end_of
 from policies.core.protocols import Policy
 from policies.core.request import Request, RequestId
 from traces.record.live import Live
@@ -57,11 +57,11 @@ class Recorder:
         self._run: QuietRun | None = None
         self._load = Load(0, 0, 0, 0, 0, 0, (), 0, 0)
         self._decodes = False
-        self._notes: list[Any] = []
+        self._notes: list[tuple[Any, ...]] = []
         self._note = self._notes.append
         # Of an engine that plans ahead: begun steps whose results are not in, and rows that left the first of them.
         self._is_begun = False
-        self._begun_later: deque[Any] = deque()
+        self._begun_later: deque[tuple[Any, ...]] = deque()
         self._plan: StepPlan | None = None
         self._num_gone = self._num_ended = 0
 
@@ -107,12 +107,13 @@ class Recorder:
                 if self._is_begun:
                     self._begun_later.append(note)
                 else:
-                    self._open(note, note[2])
+                    self._open(note, note[2], ())
             elif kind == _STEP:
-                self._step(note[1], note[2])
+                result: StepResult = note[2]
+                self._step(note[1], result)
                 self._is_begun = False
                 if self._begun_later:
-                    self._open(self._begun_later.popleft(), note[2].end_s)
+                    self._open(self._begun_later.popleft(), result[2], result[4])
             elif kind == _FINISH:
                 self._finish(note[1], note[2])
             else:
@@ -121,14 +122,17 @@ class Recorder:
 
     # -- plans -------------------------------------------------------------------------------------------------------
 
-    def _open(self, note: tuple[Any, ...], start_s: float) -> None:
-        """A step begins: when it was planned, or, where the engine plans ahead, when the step before it has ended."""
-        _, self._plan, _, fresh, load, num_late_frees, idle = note
-        plan = self._plan
-        assert plan is not None
-        if fresh:
-            self._begin(plan, start_s, num_late_frees, idle)
-        self._load, self._decodes = load, plan.decode is not _NONE
+    def _open(self, note: tuple[Any, ...], start_s: float, ended: Sequence[Finish]) -> None:
+        """A step begins: when it was planned, or, where the engine plans ahead, when the step before it has ended, and
+        with it the requests ``ended``, of which nothing is left to book but that."""
+        plan: StepPlan = note[1]
+        idle: Sequence[RequestId] = note[6]
+        if note[3]:
+            if idle and ended:
+                gone = {finish[0] for finish in ended}
+                idle = [key for key in idle if key not in gone]
+            self._begin(plan, start_s, note[5], idle)
+        self._plan, self._load, self._decodes = plan, note[4], plan[5] is not _NONE
         self._is_begun = True
         self._num_gone = self._num_ended = 0
 
@@ -144,7 +148,7 @@ class Recorder:
         if num_late_frees != self._num_late_frees or plan.remaps:
             self._num_late_frees = num_late_frees
             self._run = None  # a row of the record knows only blocks that are taken
-        if plan.grants and not self._load.residues:
+        if not self._load.residues and plan.grants:
             self._run = None  # a reservation was extended, which no residue foretells
 
     def _preempt(self, plan: StepPlan, now_s: float) -> None:
@@ -232,7 +236,7 @@ class Recorder:
             row.num_seqs, row.num_tokens, row.emitting = num_seqs, plan.num_tokens, emitting
             row.irregular = 0
             if self._stragglers and emitting:
-                row.irregular = self._release_stragglers(run.end_s(first + 1) if run else end_s)
+                row.irregular = self._release_stragglers(end_of(run, first + 1) if run is not None else end_s)
             row.moved_bytes = 0
             if plan.transfers:
                 row.moved_bytes = sum([len(transfer.src) for transfer in plan.transfers]) * self._block_bytes
