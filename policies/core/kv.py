@@ -108,9 +108,12 @@ class KvManager:
     def close_private(self, request_id: RequestId, num_full: int) -> None:
         """Free a table that was not hashed, since nobody else has its content, but counts as hashed: its first
         ``num_full`` blocks go where hashed ones go."""
-        table = self.tables.pop(request_id)
-        self.pool.give_back(table[:num_full][::-1])
-        self._give_back(table[num_full:][::-1])
+        table: list[Any] = self.tables.pop(request_id)  # a pool that hashes has ids
+        full, rest = table[:num_full], table[num_full:]
+        full.reverse()
+        rest.reverse()
+        self.pool.give_back(full)
+        self._give_back(rest)
 
     def retire(self, request_id: RequestId) -> None:
         """Close a table whose blocks stay taken until ``free_retired``."""

@@ -131,9 +131,16 @@ class DecodeSet:
         if not num_rows:
             return 0, 0, 0
         if not self._max_is_known:
-            self._max_offset = max([row.offset for row in self.rows.values()])
+            self._max_offset = self._largest_offset()
             self._max_is_known = True
         return num_rows, self.sum_context, self._max_offset + self.steps - 1
+
+    def _largest_offset(self) -> int:
+        largest = -_FOREVER
+        for row in self.rows.values():  # max() of them would want each as an object where compiled
+            if row.offset > largest:
+                largest = row.offset
+        return largest
 
     # -- steps -------------------------------------------------------------------------------------------------------
 
@@ -215,9 +222,9 @@ class DecodeSet:
     def _give(self, bucket: dict[RequestId, Any]) -> list[Grant]:
         """One block to each of these tables."""
         taken = self._pool.take(len(bucket))
-        grants: list[Grant] = []
+        grants: list[Any] = []
         if isinstance(taken, Unnumbered):
-            counted: dict[RequestId, Unnumbered] = bucket
+            counted: dict[Any, Unnumbered] = bucket
             for request_id, held in counted.items():
                 held.number += 1
                 grants.append((request_id, ONE))

@@ -95,7 +95,11 @@ class TokenBudget(BatchingPolicy):
         """A blocked head stays blocked while free blocks only shrink, and hides every later arrival."""
         if self._plan_preempted or self._paused:
             return Horizon(0, True)
-        return _new_tuple(Horizon, (self.decode.free_steps(), not self.waiting or self._skipped_head))
+        return _new_tuple(Horizon, (self._quiet_steps(), not self.waiting or self._skipped_head))
+
+    def _quiet_steps(self) -> int:
+        """Steps for which the blocks surely suffice."""
+        return self.decode.free_steps()
 
     def _limit(self) -> str:
         if len(self.running) >= self.max_num_seqs:
@@ -255,7 +259,8 @@ class TokenBudget(BatchingPolicy):
             if row.num_computed_tokens < row.num_tokens:
                 self.partial[row.id] = row
         self._skipped_head = bool(skipped)
-        waiting.extendleft(reversed(skipped))
+        if skipped:
+            waiting.extendleft(reversed(skipped))
 
     def _can_open(self, row: Row, num_blocks: int, hits: Sequence[int]) -> bool:
         """True if the head of the queue may have the blocks of its first chunk."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from policies.core.errors import ContractError
@@ -158,13 +158,13 @@ class AsyncTokenBudget(TokenBudget033):
         num_tokens, parts, chunks = num_seqs, list(self._batch.values()), []
         mode: Decode | tuple[RequestId, ...] = self._decoding()
         for part in parts:
-            row, start, count, emits, is_decode, _ = part
+            row, start, count = part.row, part.start, part.num_tokens
             row.in_flight += 1
             num_tokens += count
-            if is_decode:
+            if part.is_decode:
                 num_seqs, sum_context, max_context = num_seqs + 1, sum_context + start, max(max_context, start)
             else:
-                chunks.append(_new_tuple(Chunk, (row.id, start, count, emits)))
+                chunks.append(_new_tuple(Chunk, (row.id, start, count, part.emits)))
         plan = _new_tuple(StepPlan, (
             self._step, num_seqs, num_tokens, sum_context, max_context, mode, tuple(chunks),
             tuple(self._joins), tuple(self._grants), tuple(self._leaves), tuple(self._preempted),
@@ -201,11 +201,12 @@ class AsyncTokenBudget(TokenBudget033):
         return grants
 
     def horizon(self) -> Horizon:
+        """As of any token budget, unless a row is beside the lockstep."""
+        return Horizon(0, True) if self.partial else super().horizon()
+
+    def _quiet_steps(self) -> int:
         """As of any token budget, until a row is complete with what is in flight."""
-        if self.partial:
-            return Horizon(0, True)
-        horizon, steps = super().horizon(), self._flights.steps_to_last()
-        return horizon if horizon[0] <= steps else _new_tuple(Horizon, (steps, horizon[1]))
+        return min(super()._quiet_steps(), self._flights.steps_to_last())
 
     # -- running requests --------------------------------------------------------------------------------------------
 
@@ -224,7 +225,7 @@ class AsyncTokenBudget(TokenBudget033):
             others = [own(row) for row in self.running.values()]
         self._walk(others)
 
-    def _fits_behind(self, rows: Sequence[AsyncRow]) -> bool:
+    def _fits_behind(self, rows: list[AsyncRow]) -> bool:
         """True for one row, last in the running list, that gets its blocks beside the lockstep."""
         row, decode = rows[0], self.decode
         if len(rows) > 1 or (decode.rows and row.order < decode.last_order):
@@ -232,7 +233,7 @@ class AsyncTokenBudget(TokenBudget033):
         count = min(self._count(row), self._budget - len(decode.rows))
         return decode.num_needed + self._blocks_short(row, count) <= self.kv.pool.num_free
 
-    def _walk(self, rows: Sequence[AsyncRow]) -> None:
+    def _walk(self, rows: list[AsyncRow]) -> None:
         """vLLM's walk, row by row."""
         for row in rows:
             if row.id not in self.running:
@@ -263,7 +264,7 @@ class AsyncTokenBudget(TokenBudget033):
         row.num_computed_tokens = end = start + count
         self._budget -= count
         emits = end == row.num_tokens + row.placeholders
-        self._batch[row.id] = Part(row, start, count, emits, row.makes_tokens, row.epoch)
+        self._batch[row.id] = Part(row, start, count, emits=emits, is_decode=row.makes_tokens)
         self._let_hit(row, min(end, row.num_tokens))
         if emits:
             row.placeholders += 1
@@ -331,7 +332,8 @@ class AsyncTokenBudget(TokenBudget033):
             self._joins.append((row.id, self.kv.open(row.id, num_blocks, hits)))
             row.num_computed_tokens = start
             self._book(row, count)
-        waiting.extendleft(reversed(skipped))
+        if skipped:
+            waiting.extendleft(reversed(skipped))
 
     # -- results -----------------------------------------------------------------------------------------------------
 
@@ -341,11 +343,16 @@ class AsyncTokenBudget(TokenBudget033):
         parts = self._flights.land(steps)
         for part in parts:
             self._deliver(part)
-        if finished:
-            apart = {part.row.id: part.row for part in parts}
-            rows = [apart.get(finish[0]) or own(self.running[finish[0]]) for finish in finished]
-            for row in sorted(rows, key=lambda row: row.order):
+        if len(finished) == 1:
+            self._end(self._find(finished[0][0], parts))
+        elif finished:
+            for row in sorted([self._find(finish[0], parts) for finish in finished], key=lambda row: row.order):
                 self._end(row)
+
+    def _find(self, request_id: RequestId, parts: Iterable[Part]) -> AsyncRow:
+        """A request that has ended in a step with these parts, and may have been preempted since."""
+        row = self.running.get(request_id)
+        return own(row) if row is not None else next(part.row for part in parts if part.row.id == request_id)
 
     def _deliver(self, part: Part) -> None:
         row = part.row
@@ -368,19 +375,20 @@ class AsyncTokenBudget(TokenBudget033):
         """As of any policy, of the plan just made: what it decodes counts as planned, not as stored."""
         decode, kv = self.decode, self.kv
         num_decoding = len(decode.rows)
-        stored = decode.sum_context - num_decoding
-        if self.partial:
-            stored += sum([row.num_computed_tokens for row in self.partial.values()])
-        apart = sum([part.is_decode for part in self._batch.values()]) if self._batch else 0
+        stored, emitting = decode.sum_context - num_decoding, num_decoding
+        for row in self.partial.values():
+            stored += row.num_computed_tokens
+        for part in self._batch.values():
+            emitting += part.is_decode
         return _new_tuple(Load, (
             len(self.waiting), len(self.running), 0, kv.pool.num_free, stored,
-            (decode.steps - 1) % decode.block_size, tuple(decode.sizes), num_decoding + apart, kv.cpu_pool.num_free,
+            (decode.steps - 1) % decode.block_size, tuple(decode.sizes), emitting, kv.cpu_pool.num_free,
         ))  # fmt: skip
 
     def batch_order(self) -> list[BatchRow]:
         """Rows of the last plan in running order, those that it admitted last."""
         decode = self.decode
         order = {row.order: BatchRow(row.id, 1, decode.num_tokens(row) - 2, True) for row in decode.rows.values()}
-        for row, start, num_tokens, emits, _, _ in self._batch.values():
-            order[row.order] = BatchRow(row.id, num_tokens, start, emits)
+        for part in self._batch.values():
+            order[part.row.order] = BatchRow(part.row.id, part.num_tokens, part.start, part.emits)
         return [order[place] for place in sorted(order)]

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
 from heapq import heappop, heappush
-from typing import Final, NamedTuple
+from typing import Final
 
 from policies.core.native import mypyc_attr
 from policies.core.rows import DecodeSet, Row
@@ -37,15 +36,18 @@ class AsyncRow(Row):
     last_step = 0
 
 
-class Part(NamedTuple):
+class Part:
     """What one plan computes of a row that does not decode in lockstep, planned in its ``epoch``."""
 
-    row: AsyncRow
-    start: int
-    num_tokens: int
-    emits: bool
-    is_decode: bool
-    epoch: int
+    __slots__ = ("emits", "epoch", "is_decode", "num_tokens", "row", "start")
+
+    def __init__(self, row: AsyncRow, start: int, num_tokens: int, *, emits: bool, is_decode: bool) -> None:
+        self.row = row
+        self.start = start
+        self.num_tokens = num_tokens
+        self.emits = emits
+        self.is_decode = is_decode
+        self.epoch = row.epoch
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -71,7 +73,7 @@ class Flights:
     def __init__(self, decode: DecodeSet) -> None:
         self.next_step = 0
         self._decode = decode
-        self._plans: deque[Flight] = deque()
+        self._plans: list[Flight] = []  # few, so that a list is quickest at both ends
         self._last_steps: list[int] = []
 
     def __len__(self) -> int:
@@ -99,7 +101,7 @@ class Flights:
         row.num_hashable = max(row.num_hashable, row.num_computed_tokens - decode.lag)
         for flight in self._plans:
             if flight.number >= row.since:
-                flight.parts.append(Part(row, row.num_computed_tokens - 1, 1, True, True, row.epoch))
+                flight.parts.append(Part(row, row.num_computed_tokens - 1, 1, emits=True, is_decode=True))
                 row.in_flight += flight.steps
                 row.placeholders += flight.steps
         row.num_tokens -= row.placeholders
@@ -118,8 +120,10 @@ class Flights:
     def step_out_complete(self) -> list[AsyncRow]:
         """Those for which there is nothing left to plan leave the lockstep."""
         complete = []
-        while not self.steps_to_last():
-            row = own(self._decode.rows[heappop(self._last_steps) & _ID_MASK])
+        heap, decode = self._last_steps, self._decode
+        # The first look spares most plans the second, which tells rows that have left meanwhile.
+        while heap and heap[0] >> _ID_BITS <= decode.steps and not self.steps_to_last():
+            row = own(decode.rows[heappop(heap) & _ID_MASK])
             self.step_out(row)
             complete.append(row)
         return complete
@@ -143,7 +147,7 @@ class Flights:
         flight = self._plans[0]
         flight.steps -= steps
         if not flight.steps:
-            self._plans.popleft()
+            self._plans.pop(0)
         return flight.parts
 
 
