@@ -100,8 +100,8 @@ def line_of(error: BaseException, file: str) -> str:
     home = Path(file).resolve()
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if Path(frame.filename).resolve() == home]
-    if lines:
-        return f"{file}, line {lines[-1]}"
+    if lines or not frames:
+        return f"{file}, line {lines[-1]}" if lines else file
     last = frames[-1]
     return f"{'/'.join(Path(last.filename).parts[-2:])}, line {last.lineno}"
 
@@ -142,13 +142,30 @@ def construct_custom(
     """As ``construct``, of the class at ``address``; what its ``__init__`` raises becomes a ConfigError in one line."""
     where = f"engine.policy = '{address}'"
     try:
-        return construct(cls, first, offered, where, own)
-    except UserError:
+        policy = construct(cls, first, offered, where, own)
+        _check_built(policy, first, f"{where}: {cls.__name__}")
+        return policy
+    except (UserError, KeyboardInterrupt):
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         place = line_of(error, file_of(cls, address))
         said = f"{where}: __init__ fails at {place} with {type(error).__name__}: {error}"
         raise ConfigError(said) from error
+
+
+def _check_built(policy: object, kv: object, who: str) -> None:
+    """What whoever drives a policy reads off it once; ConfigError if that cannot be driven."""
+    if not isinstance(policy, Policy):
+        raise ConfigError(f"{who}(...) gives a {type(policy).__name__}; leave __new__ to Policy")
+    if getattr(policy, "kv", None) is not kv:
+        raise ConfigError(
+            f"{who}.kv is not the KvManager that __init__ is given, which is the memory of the run; call"
+            " super().__init__(kv, ...) and leave it as it is"
+        )
+    for name, least in (("max_in_flight", 1), ("num_scheduler_steps", 1), ("tokens_past_length", 0)):
+        value: object = getattr(policy, name)
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise ConfigError(f"{who}.{name} = {value!r}: give a whole number of at least {least}")
 
 
 def _check_own(names: Sequence[str], offered: Collection[str], own: Mapping[str, object], taker: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -120,6 +120,12 @@ def prepare(
     return Setup(config, shape, device, parameters, costs, services, policy, options, workload, notices)
 
 
+def _ends_hangs(address: str) -> AbstractContextManager[None]:
+    from policies.kit.hang import RUN_PATIENCE_S, ends_hangs  # built-in policies never pay for it
+
+    return ends_hangs(address, RUN_PATIENCE_S)
+
+
 def _num_gpu_blocks(config: RunConfig, shape: ModelShape, device: Card, parameters: Parameters) -> int:
     """As given, or what the card's memory holds."""
     given = config.engine.num_gpu_blocks
@@ -186,7 +192,8 @@ def run_setup(
     setup.services.lengths = world.clients.unanswered
     world.clients.slo = limits_of(setup.config)
     loop_started_s = time.process_time()
-    with no_garbage_collection(), interrupting(world.interrupt) if interruptible else nullcontext():
+    hangs = nullcontext() if setup.parameters.custom is None else _ends_hangs(setup.parameters.custom)
+    with no_garbage_collection(), interrupting(world.interrupt) if interruptible else nullcontext(), hangs:
         try:
             outcome = world.run(setup.workload, writer, sim.max_time_s)
         except UserError:  # such as a class from a file that broke a rule: what it made up is no record

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import ClassVar, TypeVar
 
 from policies.core.errors import ContractError, RunError, UserError
@@ -10,6 +10,7 @@ from policies.core.plan import BatchRow, Grant, Horizon, Idle, Load, Queues, Ste
 from policies.core.protocols import Details, Policy
 from policies.core.request import Request, RequestId
 from policies.custom import file_of, line_of
+from policies.kit import forms
 from policies.kit.ledger import Ledger
 from policies.kit.rules import BrokenPolicy, Rule, RuleBroken
 from policies.systems.base import BatchingPolicy
@@ -23,7 +24,8 @@ _CHECK_BLOCKS_EVERY = 64
 class CheckedPolicy(Policy):
     """Passes every call on to ``policy`` and checks what it plans.
 
-    After each plan and each ``skip``: every computed row has joined and has the blocks of its tokens, chunks follow
+    What a method returns is of the kind that it says (policies/kit/forms.py), and after each plan and each ``skip``:
+    every computed row has joined and has the blocks of its tokens, chunks follow
     what is computed and emit at its end, who ended leaves and frees, limits that the policy has (``max_num_seqs``,
     ``max_num_batched_tokens``) are kept, the pool's blocks are conserved. Driven step by step, also what ``horizon``
     promised: within it only grants. A broken rule, and an exception of the class itself, is a BrokenPolicy: a UserError
@@ -32,6 +34,9 @@ class CheckedPolicy(Policy):
 
     num_calls: ClassVar[int] = 0
     """Of methods of policies, in all: while it rises, none hangs (policies/kit/hang.py)."""
+
+    is_called: ClassVar[bool] = False
+    """True while a method of a policy runs."""
 
     def __init__(self, policy: Policy, address: str) -> None:
         self.policy, self.address = policy, address
@@ -46,13 +51,16 @@ class CheckedPolicy(Policy):
     @property
     def swap_exhausted(self) -> int:
         """Victims that found no room in the CPU tier."""
-        return int(getattr(self.policy, "swap_exhausted", 0))
+        count = getattr(self.policy, "swap_exhausted", 0)
+        return max(count, 0) if isinstance(count, int) else 0  # a class may use that name for something else
 
     # -- calls that are checked --------------------------------------------------------------------------------------
 
     def refusal(self, request: Request) -> str | None:
         """As the policy says."""
-        return self._call(self.policy.refusal, request)
+        reason = self._call(self.policy.refusal, request)
+        self._check(forms.check_refusal, reason)
+        return reason
 
     def on_arrival(self, request: Request) -> None:
         """Note the request and pass it on."""
@@ -62,6 +70,7 @@ class CheckedPolicy(Policy):
     def on_abort(self, request_id: RequestId) -> int:
         """Pass on, and check the number of tokens it made."""
         produced = self._call(self.policy.on_abort, request_id)
+        self._check(forms.check_produced, produced)
         self._check(self._ledger.abort, request_id, produced)
         return produced
 
@@ -69,22 +78,35 @@ class CheckedPolicy(Policy):
         """Plan, and check the plan."""
         plan: object = self._call(self.policy.schedule, now_s)
         if isinstance(plan, Idle):
-            self._check(self._ledger.idle, plan, self.kv.tables, now_s)
+            self._check_idle(plan, now_s)
         elif isinstance(plan, StepPlan):
-            order = self._call(self.policy.batch_order)
-            self._check(self._ledger.plan, plan, order, self.kv.tables, self.kv.cpu_tables)
-            self._check(self._check_limits, plan, order)
-            if plan.is_quiet:
-                self._check(self._ledger.promise, self.horizon())
+            self._check_plan(plan)
         else:
             raise self._error(
                 Rule.CODE,
-                f"schedule returned {_kind(plan)}; return self.make_plan(...), or self.idle(reason) if nothing can run",
+                f"schedule returned {_never_awaited(plan)}; return self.make_plan(...), or self.idle(reason) if"
+                " nothing can run",
             )
         self._num_plans += 1
         if self._num_plans <= _CHECK_BLOCKS_EVERY or not self._num_plans % _CHECK_BLOCKS_EVERY:
             self._check(self.kv.check)
         return plan
+
+    def _check_idle(self, idle: Idle, now_s: float) -> None:
+        self._check(forms.check_idle, idle)
+        self._check(self._ledger.idle, idle, self.kv.tables, now_s)
+        if idle.wake_at_s is None and self._ledger.num_live:
+            self._check(self._ledger.check_queued, self.queues())
+
+    def _check_plan(self, plan: StepPlan) -> None:
+        self._check(forms.check_plan, plan)
+        self._check(self._check_step, plan)
+        order = self.batch_order()
+        self._check(self._ledger.plan, plan, order, self.kv.tables, self.kv.cpu_tables)
+        self._check(self._check_limits, plan, order)
+        self._check(self._check_transfers, plan)
+        if plan.is_quiet:
+            self._check(self._ledger.promise, self.horizon())
 
     def on_step_end(self, result: StepResult) -> None:
         """Book the result on both sides."""
@@ -94,20 +116,36 @@ class CheckedPolicy(Policy):
     def skip(self, steps: int) -> Sequence[Grant]:
         """Pass on, and check that all rows have the blocks of these steps."""
         grants = self._call(self.policy.skip, steps)
+        self._check(forms.check_grants, grants)
         self._check(self._ledger.skip, steps, grants, self.kv.tables)
         return grants
 
     def horizon(self) -> Horizon:
         """Pass on; it must be a Horizon."""
-        horizon: object = self._call(self.policy.horizon)
-        if not isinstance(horizon, Horizon) or horizon.steps < 0:
-            raise self._error(Rule.CODE, f"horizon returned {_kind(horizon)}; return Horizon(0, True) if unsure")
+        horizon = self._call(self.policy.horizon)
+        self._check(forms.check_horizon, horizon)
         return horizon
 
     def on_transfer_done(self, transfer: Transfer) -> None:
         """Pass on."""
         self._ledger.transfer_done()
         self._call(self.policy.on_transfer_done, transfer)
+
+    def _check_step(self, plan: StepPlan) -> None:
+        if self.max_in_flight == 1 and plan.step != self._ledger.step:
+            raise RuleBroken(Rule.CHARGE, f"the plan says that it is step {plan.step}; make it by make_plan")
+
+    def _check_transfers(self, plan: StepPlan) -> None:
+        """What is copied is what the KV manager moved."""
+        for transfer in plan.transfers:
+            table = (self.kv.cpu_tables if transfer.kind == "out" else self.kv.tables).get(transfer.id, ())
+            is_known = transfer.blocking or self.kv.in_transit.get(transfer.key) == transfer
+            if not is_known or tuple(table[: len(transfer.dst)]) != transfer.dst:
+                raise RuleBroken(
+                    Rule.TOLD,
+                    f"the plan moves blocks of request {transfer.id} {transfer.kind}, and the KV manager did not;"
+                    " put what kv.swap_out and kv.swap_in return into transfers",
+                )
 
     def _check_limits(self, plan: StepPlan, order: Sequence[BatchRow]) -> None:
         policy = self.policy
@@ -130,38 +168,51 @@ class CheckedPolicy(Policy):
 
     def batch_order(self) -> list[BatchRow]:
         """As the policy says."""
-        return self._call(self.policy.batch_order)
+        rows = self._call(self.policy.batch_order)
+        self._check(forms.check_order, rows)
+        return rows
 
     def load(self) -> Load:
         """As the policy says."""
-        return self._call(self.policy.load)
+        load = self._call(self.policy.load)
+        self._check(forms.check_load, load)
+        return load
 
     def queues(self) -> Queues:
         """As the policy says."""
-        return self._call(self.policy.queues)
+        queues = self._call(self.policy.queues)
+        self._check(forms.check_queues, queues)
+        return queues
 
     def plan_details(self) -> Details:
         """As the policy says."""
-        return self._call(self.policy.plan_details)
+        details = self._call(self.policy.plan_details)
+        self._check(forms.check_details, "plan_details", details)
+        return details
 
     def queue_details(self) -> Details:
         """As the policy says."""
-        return self._call(self.policy.queue_details)
+        details = self._call(self.policy.queue_details)
+        self._check(forms.check_details, "queue_details", details)
+        return details
 
     # -- errors ------------------------------------------------------------------------------------------------------
 
     def _call(self, method: Callable[..., T], *arguments: object) -> T:
         """Run a method of the policy; what it raises becomes one line."""
         CheckedPolicy.num_calls += 1
+        CheckedPolicy.is_called = True
         try:
             return method(*arguments)
-        except (RunError, UserError):
+        except (RunError, UserError, KeyboardInterrupt):
             raise
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
             what = getattr(method, "__name__", "a call")
             raise self._error(
                 Rule.CODE, f"{what} fails at {line_of(error, self._file)} with {type(error).__name__}: {error}"
             ) from error
+        finally:
+            CheckedPolicy.is_called = False
 
     def _check(self, rule: Callable[..., object], *arguments: object) -> None:
         try:
@@ -174,5 +225,8 @@ class CheckedPolicy(Policy):
         return BrokenPolicy(self.address, rule, self._ledger.step, message)
 
 
-def _kind(value: object) -> str:
-    return repr(value) if value is None or isinstance(value, int | float | str | tuple) else f"a {type(value).__name__}"
+def _never_awaited(plan: object) -> str:
+    """What is no plan, in words; a coroutine is closed, so that Python has nothing to say of it."""
+    if isinstance(plan, Coroutine):
+        plan.close()
+    return forms.shown(plan)

@@ -1,4 +1,4 @@
-"""Ends a check whose policy does not come back from a call."""
+"""Ends a check, or a run, whose policy does not come back from a call."""
 
 from __future__ import annotations
 
@@ -14,19 +14,23 @@ from policies.kit.checked import CheckedPolicy
 PATIENCE_S = 10.0
 """The scenarios of the kit are small: a call takes thousandths of a second."""
 
+RUN_PATIENCE_S = 60.0
+"""In a run a call may have thousands of requests to look at."""
+
 
 @contextmanager
 def ends_hangs(address: str, patience_s: float = PATIENCE_S) -> Iterator[None]:
     """Within, a call of the policy at ``address`` that lasts ``patience_s`` to twice that ends in a UserError, which
-    says where it is. Outside the main thread, and where there are no alarms, nothing is changed."""
-    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
+    says where it is. Outside the main thread, and where there are no alarms or somebody has set one, nothing is
+    changed."""
+    if not _may_set_an_alarm():
         yield
         return
     seen = -1
 
     def tick(number: int, frame: FrameType | None) -> None:
         nonlocal seen
-        if CheckedPolicy.num_calls == seen:
+        if CheckedPolicy.is_called and CheckedPolicy.num_calls == seen:
             seen = -1
             raise UserError(
                 f"engine.policy = '{address}': a call does not come back: after {patience_s:g} s it is in"
@@ -41,6 +45,12 @@ def ends_hangs(address: str, patience_s: float = PATIENCE_S) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+
+
+def _may_set_an_alarm() -> bool:
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
+        return False
+    return signal.getitimer(signal.ITIMER_REAL)[0] == 0
 
 
 def _place(frame: FrameType | None) -> str:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from policies.core.plan import BatchRow, Chunk, Decode, Finish, Grant, Horizon, Idle, StepPlan, StepResult
+from policies.core.plan import BatchRow, Chunk, Decode, Finish, Grant, Horizon, Idle, Queues, StepPlan, StepResult
 from policies.core.request import Request, RequestId
+from policies.kit.forms import ENDS, shown
 from policies.kit.rules import Rule, RuleBroken
 
 Tables = Mapping[RequestId, Sequence[int]]
@@ -13,6 +14,9 @@ Tables = Mapping[RequestId, Sequence[int]]
 
 _MAX_EMPTY_PLANS = 2
 """Plans in a row that compute nothing and end nobody: some systems only preempt or drop in a step."""
+
+_MAX_FRUITLESS_WAKES = 10_000
+"""Times in a row that a policy may ask to be called again, and then plan nothing, while nothing else happens."""
 
 _GRANTS = "pass grants=self.decode.grant() to make_plan"
 
@@ -45,14 +49,20 @@ class Ledger:
         self._order: list[BatchRow] = []
         self._chunks: dict[RequestId, Chunk] = {}
         self._begun = 0
-        self._empty_plans = 0
+        self._empty_plans = self._fruitless_wakes = 0
         self._quiet_until = 0
         self._promise: tuple[int, Horizon] = (0, Horizon(0, True))
+
+    @property
+    def num_live(self) -> int:
+        """Requests that came and have not ended."""
+        return len(self._live)
 
     # -- what comes in -----------------------------------------------------------------------------------------------
 
     def arrive(self, request: Request) -> None:
         """A request was handed over."""
+        self._fruitless_wakes = 0
         self._live[request.id] = _Entry(request, may_share=self._caches_prefixes and bool(request.segments))
         if self._promise[1].arrivals_matter:
             self._quiet_until = 0
@@ -67,12 +77,12 @@ class Ledger:
 
     def transfer_done(self) -> None:
         """Blocks came free."""
-        self._quiet_until = 0
+        self._quiet_until = self._fruitless_wakes = 0
 
     def _end(self, request_id: RequestId, entry: _Entry) -> None:
         del self._live[request_id]
         self._ended[request_id] = entry
-        self._empty_plans = 0  # fewer wait
+        self._empty_plans = self._fruitless_wakes = 0  # fewer wait
 
     def _check_output(self, request_id: RequestId, entry: _Entry, said: int, where: str) -> None:
         made = entry.known - entry.prompt_tokens
@@ -95,20 +105,42 @@ class Ledger:
         self._reject(idle.rejected)
         self._check_ended(tables, ())
         self._order, self._chunks, self._begun = [], {}, 0
+        self._fruitless_wakes += idle.wake_at_s is not None and bool(self._live)
+        if self._fruitless_wakes > _MAX_FRUITLESS_WAKES:
+            raise RuleBroken(
+                Rule.PROGRESS,
+                f"request {next(iter(self._live))} waits, and {_MAX_FRUITLESS_WAKES:,} times in a row the policy asks"
+                " to be called again (wake_at_s) and then plans nothing; plan a step when the time has come",
+            )
+
+    def check_queued(self, queues: Queues) -> None:
+        """Nothing runs and nothing is waited for: who has not ended is in a queue, or is lost."""
+        for request_id in self._live.keys() - {*queues.waiting, *queues.running, *queues.swapped}:
+            raise RuleBroken(
+                Rule.PLACE,
+                f"request {request_id} has not ended and is in no queue; put its row back, and call"
+                " super().on_arrival(request) in an on_arrival of your own",
+            )
 
     def plan(self, plan: StepPlan, order: list[BatchRow], tables: Tables, swapped: Tables) -> None:
         """A step is about to run, its rows in ``order``; ``swapped`` are the tables outside the GPU."""
         if self._quiet_until > self.step:
             self._check_promise(plan)
-        self._order, self._begun = order, 1
+        self._order, self._begun, self._fruitless_wakes = order, 1, 0
         self._chunks = {chunk.id: chunk for chunk in plan.chunks}
         self._leave(plan.leaves, tables, swapped)
         for request_id, mode in plan.preempted:
+            if request_id not in plan.leaves:
+                raise RuleBroken(
+                    Rule.LEAVES, f"request {request_id} is preempted and does not leave the batch; self.detach(row) it"
+                )
             if mode == "recompute" and request_id in self._live:
                 self._live[request_id].computed, self._live[request_id].decodes = 0, False
-        self._join(plan.joins)
-        self._grant(plan.grants)
+        self._join(plan.joins, tables)
+        self._grant(plan.grants, tables)
         self._reject(plan.rejected)
+        _check_once("batch_order has", [row.id for row in order])
+        _check_once("chunks hold", [chunk.id for chunk in plan.chunks])
         for row in order:
             self._check_row(row, tables)
         self._check_ended(tables, {row.id for row in order})
@@ -126,29 +158,52 @@ class Ledger:
             if request_id not in tables and request_id not in swapped:
                 entry.computed, entry.decodes = 0, False
 
-    def _join(self, joins: Sequence[Grant]) -> None:
+    def _join(self, joins: Sequence[Grant], tables: Tables) -> None:
         for request_id, blocks in joins:
             entry = self._entry(request_id, "joins")
+            if entry.held is not None:
+                raise RuleBroken(
+                    Rule.TOLD, f"request {request_id} joins and is in the batch; later blocks go into grants"
+                )
             if not isinstance(blocks, tuple):
                 raise RuleBroken(Rule.TOLD, f"request {request_id} joins with {blocks!r}; give what kv.open returned")
-            entry.held = len(blocks)
+            entry.held = 0
+            self._hold(request_id, entry, blocks, tables)
             self._in_batch[request_id] = entry
             chunk = self._chunks.get(request_id)
             if chunk is not None and entry.may_share and not entry.computed:
                 entry.computed = chunk.start
 
-    def _grant(self, grants: Sequence[Grant]) -> None:
+    def _grant(self, grants: Sequence[Grant], tables: Tables) -> None:
         for request_id, blocks in grants:
             entry = self._live.get(request_id) or self._ended.get(request_id)
             if entry is None or entry.held is None:
                 raise RuleBroken(
                     Rule.TOLD, f"request {request_id} is granted blocks and never joined; put them in its join"
                 )
-            entry.held += len(blocks)
+            self._hold(request_id, entry, blocks, tables)
+
+    def _hold(self, request_id: RequestId, entry: _Entry, blocks: Sequence[int], tables: Tables) -> None:
+        """A plan told of further blocks: they are those of the table."""
+        before = entry.held or 0
+        entry.held = before + len(blocks)
+        table = tables.get(request_id)
+        if table is None or not isinstance(blocks, tuple):
+            return
+        true = tuple(table[before : entry.held])
+        if len(true) == len(blocks) and true != blocks:
+            raise RuleBroken(
+                Rule.TOLD,
+                f"the plan gives request {request_id} the blocks {shown(blocks)}, its table has {shown(true)} there;"
+                " give what kv.open and kv.extend return",
+            )
 
     def _reject(self, rejected: Sequence[Finish]) -> None:
-        for request_id, _, num_output_tokens in rejected:
+        for request_id, reason, num_output_tokens in rejected:
             entry = self._entry(request_id, "is rejected")
+            if reason not in ENDS:
+                known = ", ".join(ENDS)
+                raise RuleBroken(Rule.CODE, f"request {request_id} is rejected for '{reason}'; give one of {known}")
             self._end(request_id, entry)
             self._check_output(request_id, entry, num_output_tokens, "rejected states")
 
@@ -245,6 +300,7 @@ class Ledger:
             ("num_seqs", plan.num_seqs, len(decodes)),
             ("num_tokens", plan.num_tokens, sum(row.num_tokens for row in order)),
             ("sum_context", plan.sum_context, sum(decodes)),
+            ("max_context", plan.max_context, max(decodes, default=0)),
         ):
             if said < least:
                 raise RuleBroken(
@@ -289,7 +345,7 @@ class Ledger:
     def skip(self, steps: int, grants: Sequence[Grant], tables: Tables) -> None:
         """More steps of the last plan have begun."""
         self._begun += steps
-        self._grant(grants)
+        self._grant(grants, tables)
         for row in self._order:
             entry = self._live.get(row.id)
             if entry is not None and row.emits:
@@ -334,6 +390,12 @@ def _check_chunk(chunk: Chunk, entry: _Entry) -> None:
             f"a chunk of request {request_id} ends at token {end} of {entry.known} and says emits={emits};"
             " it emits if and only if it ends at row.num_tokens",
         )
+
+
+def _check_once(what: str, ids: Sequence[RequestId]) -> None:
+    if len(set(ids)) != len(ids):
+        doubled = next(request_id for request_id in ids if ids.count(request_id) > 1)
+        raise RuleBroken(Rule.PLACE, f"{what} request {doubled} twice in one step; a request has one place in a step")
 
 
 def _ordinal(number: int) -> str:
