@@ -273,7 +273,13 @@ def build_policy(
         "pieces_per_block": pieces_per_block,
     }
     if custom is None:
-        policy = construct(load_builtin(address), kv, offered, f"engine.policy = '{address}'")
+        try:
+            policy = construct(load_builtin(address), kv, offered, f"engine.policy = '{address}'")
+        except ConfigError as error:
+            if str(error).partition(" ")[0] not in values:
+                raise
+            # A policy does not know that its parameters are keys of RUN.toml.
+            raise ConfigError(f"engine.{error}") from error
     else:
         policy = construct_custom(load_custom(custom), kv, offered, custom, parameters.own)
     return policy, EngineOptions(deliver_at_batch_end=chosen.delivery == "batch_end")

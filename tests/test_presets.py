@@ -248,6 +248,22 @@ def test_preferred_sizes_that_no_batch_has(sizes: str, message: str) -> None:
         built("triton-dynamic", max_num_seqs=8, preferred_batch_sizes=sizes)
 
 
+@pytest.mark.parametrize(
+    ("preset_name", "overrides", "message"),
+    [
+        ("sglang-0.4.9", {"scheduling": "lru"}, "engine.scheduling is 'lru'; SGLang's orders are"),
+        ("tgi-3", {"max_input_length": 10**6}, "engine.max_input_length is 1000000; TGI wants less than max_model_len"),
+        ("triton-dynamic", {"preferred_batch_sizes": "2;4"}, "engine.preferred_batch_sizes is '2;4'; give whole"),
+        ("sarathi-96f9911", {"chunk_schedule_stages": 2}, "engine.low_chunk_size is 0; dynamic chunks need"),
+    ],
+)
+def test_what_a_policy_refuses_is_named_as_a_key_of_a_run(
+    preset_name: str, overrides: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"^{message}"):
+        build_policy(resolved(preset_name, **overrides), num_gpu_blocks=7_000, kv_bytes_per_token=KV_BYTES)
+
+
 def test_sarathi_and_vidur_presets() -> None:
     plain = built("sarathi-96f9911")
     assert isinstance(plain, Sarathi)

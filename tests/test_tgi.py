@@ -13,6 +13,7 @@ from policies.core.request import Request
 from policies.presets import build_policy, preset, resolve
 from policies.systems.tgi import Tgi
 from policies.systems.tgi_chunked import TgiChunked
+from sim import simulate
 from tests.decision_tables import check_script
 from tests.stepping import Stepper
 
@@ -352,3 +353,19 @@ def test_faithful_refuses_to_start_with_a_pool_smaller_than_one_request() -> Non
     parameters = resolve(preset("tgi-1.4"), {"faithful": True}, max_model_len=4_096)
     with pytest.raises(ConfigError, match="refuses to start with a KV pool of 1600 tokens"):
         build_policy(parameters, num_gpu_blocks=100, kv_bytes_per_token=1)
+
+
+@pytest.mark.parametrize("preset_name", ["tgi-1.4", "tgi-3"])
+def test_any_number_of_places_will_do(preset_name: str) -> None:
+    workload = {
+        "generator": "constant",
+        "rate_per_s": 10,
+        "num_requests": 4,
+        "prompt": {"dist": "fixed", "value": 20},
+        "output": {"dist": "fixed", "value": 5},
+    }
+    places = [f"engine.{name}={10**30}" for name in ("max_concurrent_requests", "max_num_seqs")]
+    given = [f"engine.{name}" for name in preset(preset_name).defaults]
+    overrides = [key for key in places if key.partition("=")[0] in given]
+    summary = simulate({"workload": workload}, preset=preset_name, overrides=[*overrides, "engine.num_gpu_blocks=300"])
+    assert summary.summary["requests"]["finished"] == 4

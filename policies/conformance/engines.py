@@ -42,6 +42,10 @@ _SGLANG = ("max_total_num_tokens", "max_running_requests", "max_prefill_tokens",
 _SGLANG_ORDER = ("schedule_policy", "schedule_conservativeness", "enable_mixed_chunk", "ignore_eos")
 _SGLANG_TOO = ("chunked_prefill_size", "cache", "overlap", *_SGLANG_ORDER)
 _MII = ("block_size", "num_blocks", "max_ragged_batch_size", "max_ragged_sequence_count", "max_length")
+_POOLS = ("num_blocks", "num_cpu_blocks", "max_total_num_tokens", "max_batch_size")
+_MOST_BLOCKS = 10_000_000
+"""All blocks of a pool are looked at after each step of a replay."""
+
 _RAY = ("batch_wait_timeout_s", "service_base_s", "service_per_item_s")
 
 
@@ -69,6 +73,9 @@ def build_policy(log: DecisionLog) -> Policy:
     for name in engine.sizes:
         if log.setting(name, int) < 1:
             raise LogError(f"{log.path}:1: '{name}' must be at least 1")
+    for name in _POOLS:
+        if name in log.config and not 0 <= log.setting(name, int) <= _MOST_BLOCKS:
+            raise LogError(f"{log.path}:1: '{name}' must be at least 0 and at most {_MOST_BLOCKS}")
     policy = log.setting("policy", str, engine.policies[0])
     if policy not in engine.policies:
         modelled = ", ".join(engine.policies)
@@ -278,6 +285,9 @@ def _ray(log: DecisionLog) -> Policy:
     """Ray Serve's batching; batches are closed ahead from 2.60 on, and one runs at a time."""
     if log.setting("max_concurrent_batches", int, 1) != 1:
         raise ConfigError("'max_concurrent_batches' must be 1; more batches at a time are not modelled")
+    for name in ("service_base_s", "service_per_item_s"):
+        if log.setting(name, float) < 0:
+            raise ConfigError(f"'{name}' must be at least 0")
     size = log.setting("max_batch_size", int)
     return RayServeBatch(
         KvManager(size, 2),

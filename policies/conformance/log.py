@@ -182,20 +182,23 @@ def _objects(path: Path) -> Iterator[tuple[str, Object]]:
     except (EOFError, zlib.error):
         raise LogError(f"{path}: the gzip file is cut off or damaged; fetch it again") from None
     except UnicodeDecodeError:
-        raise LogError(f"{path}: not a text file in UTF-8; give a decision log, JSON lines, plain or gzip") from None
+        remedy = "give a decision log, JSON lines, or gzip with a name that ends in .gz"
+        raise LogError(f"{path}: not a text file in UTF-8; {remedy}") from None
 
 
 def _value(line: Object, key: str, kind: type[_T], where: str, default: _T | None = None) -> _T:
     value = line.get(key, default)
     if isinstance(value, bool) != (kind is bool):
         value = None if not isinstance(value, kind) or isinstance(value, bool) else value
-    if kind is float and isinstance(value, int):
-        value = float(value)
+    if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
+        value = float(value) if -_LARGEST <= value <= _LARGEST else None  # no infinity, and nothing that is no number
     if not isinstance(value, kind):
         found = f"{line[key]!r}" if key in line else "missing"
         raise LogError(f"{where}: '{key}' must be {_KINDS[kind]}, but is {found}")
     return value
 
+
+_LARGEST = 1e300
 
 _KINDS = {int: "an integer", str: "a string", bool: "true or false", float: "a number", list: "a list"}
 
@@ -207,7 +210,7 @@ def _family(config: Object) -> str:
 
 
 def _checked_config(line: Object, where: str) -> Object:
-    if line.get("system") not in _FIELDS:
+    if _value(line, "system", str, where) not in _FIELDS:
         engine = _value(line, "engine", str, where)
         if engine not in ("v0", "v1"):
             raise LogError(f"{where}: unknown engine '{engine}'; known are {', '.join(_FIELDS)}")

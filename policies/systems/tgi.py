@@ -184,7 +184,7 @@ class Tgi(Gated):
         places = self.max_num_seqs - len(self.running)
         self._limit = "max_num_seqs"
         size = prompt_tokens = total_tokens = 0
-        for row in islice(self.waiting, max(places, 0)):
+        for row in islice(self.waiting, min(max(places, 0), len(self.waiting))):
             prompt = -(-row.prompt_tokens // unit) * unit
             prompt_tokens += prompt
             total_tokens += prompt + -(-row.request.max_tokens // unit) * unit

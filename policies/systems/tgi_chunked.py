@@ -83,10 +83,11 @@ class TgiChunked(Tgi):
         current_tokens = len(self.decode.rows) + sum(self._next_chunks[key] for key in self.partial)
         left = kv.blocks_for(max(self.max_batch_prefill_tokens - current_tokens, 0)) * kv.block_size
         sizes: list[int] = []
+        places = min(max(self.max_num_seqs - len(self.running), 0), len(self.waiting))
         while not sizes:
             free = kv.pool.num_free - self.unused_blocks
             self._limit = "max_num_seqs"
-            for row in islice(self.waiting, max(self.max_num_seqs - len(self.running), 0)):
+            for row in islice(self.waiting, places):
                 free -= self.reserved_blocks(row)
                 if free < 0 or not left:
                     self._limit = "kv_blocks" if free < 0 else "token_budget"
