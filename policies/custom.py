@@ -95,8 +95,8 @@ def line_of(error: BaseException, file: str) -> str:
     import traceback
     from pathlib import Path
 
-    if isinstance(error, SyntaxError):
-        return f"{file}, line {error.lineno}"
+    if isinstance(error, SyntaxError) and error.filename in (None, file):
+        return f"{file}, line {error.lineno}" if error.lineno else file
     home = Path(file).resolve()
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if Path(frame.filename).resolve() == home]

@@ -95,6 +95,20 @@ def test_methods_that_only_some_runs_call() -> None:
     )
 
 
+@pytest.mark.parametrize("change", ["self.kv.tables[0] = 5", "self.kv.pool = None"])
+def test_memory_that_the_class_has_broken(change: str) -> None:
+    body = f"def schedule(self, now_s):\n    plan = super().schedule(now_s)\n    {change}\n    return plan\n"
+    assert "self.kv cannot be read any more (" in said(body)
+
+
+def test_any_class_runs_on_the_memory_of_any_preset() -> None:
+    Path("own.py").write_text(f"{CODE}\nOwn = ShortestPromptFirst\n", encoding="utf-8")
+    for name in ("sglang-0.4.9", "llamacpp-unified", "orca-oracle", "tgi-3", "triton-dynamic"):
+        pool = settings(f"engine.preset={name}", "engine.num_gpu_blocks=2000")
+        summary = batchscope("run", "--policy", "own.py:Own", *chat(20, 12), *pool, "--json").summary
+        assert summary["requests"]["finished"] == 12, name
+
+
 def test_a_coroutine_is_no_plan() -> None:
     assert "schedule returned a coroutine; return self.make_plan(" in said("async def schedule(self, now_s): pass\n")
 

@@ -59,6 +59,16 @@ def test_a_file_that_leaves_the_program_has_failed() -> None:
         assert "own.py, line 2 fails with SystemExit: 0" in ended.stderr
 
 
+def test_files_that_are_no_source() -> None:
+    Path("own.py").write_bytes(b"x = 1\0")
+    assert "own.py fails with SyntaxError: source code string" in batchscope("policies", "check", "own.py:Any").stderr
+    Path("other_source.py").write_text("\n\nx = (\n")
+    Path("own.py").write_text(
+        "from pathlib import Path\nexec(compile(Path('other_source.py').read_text(), 'other_source.py', 'exec'))\n"
+    )
+    assert "own.py, line 2 fails with SyntaxError: " in batchscope("policies", "check", "own.py:Any").stderr
+
+
 def test_a_call_that_never_comes_back_ends_the_check() -> None:
     Path("own.py").write_text(SOURCE)
     kit = own_kit("own.py:Hangs", "vllm-0.11", {}, {}, chunked=False, deliver_at_batch_end=False)

@@ -239,6 +239,10 @@ def test_keys_of_the_policy_table_are_keyword_arguments() -> None:
     ("key", "message"),
     [
         ("most=[1]", "policy.most = [1]: give a number, a text, true or false"),
+        ("most=nan", "policy.most = nan: give a finite number"),
+        ("most=-inf", "policy.most = -inf: give a finite number"),
+        ("self=1", "policy.self: __init__ of Ok takes no such argument; it takes most"),
+        ("to_dict=1", "policy.to_dict: a name that this table uses itself; name the argument otherwise"),
         ("mots=1", "policy.mots: __init__ of Ok takes no such argument; it takes most; did you mean 'most'?"),
         ("max_num_seqs=1", "policy.max_num_seqs: the preset gives this one; set engine.max_num_seqs"),
     ],

@@ -142,7 +142,7 @@ class RadixKv(KvManager):
             raise ContractError(f"{len(places[0])} KV slots are free, {self.pool.num_free} booked")
         locks: Counter[Node] = Counter()
         for request_id, table in self.tables.items():
-            cached = self.cached[request_id] if self.tree is not None else 0
+            cached = self.cached.get(request_id, 0) if self.tree is not None else 0  # none of a table of open's
             places.append(table[cached:])
             node: Node | None = self.nodes.get(request_id)
             if node is not None and cached and path(node) != table[:cached]:

@@ -220,6 +220,9 @@ class CheckedPolicy(Policy):
         except ContractError as error:
             broken = error.rule if isinstance(error, RuleBroken) else Rule.BLOCKS  # the KV manager's own check
             raise self._error(broken, str(error)) from error
+        except Exception as error:  # of a table or a pool that the class has put something else in
+            said = f"self.kv cannot be read any more ({type(error).__name__}: {error}); change it by its methods"
+            raise self._error(Rule.BLOCKS, said) from error
 
     def _error(self, rule: Rule, message: str) -> BrokenPolicy:
         return BrokenPolicy(self.address, rule, self._ledger.step, message)
