@@ -37,7 +37,7 @@ class _Form(NamedTuple):
 
 
 def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MOST
+    return type(value) is int and 0 <= value <= _MOST
 
 
 def _is_blocks(value: object) -> bool:
@@ -53,11 +53,14 @@ def _is_chunk(value: object) -> bool:
 
 
 def _are_numbers_and_emits(fields: tuple[object, ...]) -> bool:
-    return all(map(_is_whole, fields[:3])) and isinstance(fields[3], bool)
+    first, second, third, emits = fields
+    if type(emits) is bool and type(first) is type(second) is type(third) is int:  # each row of each step is one
+        return True
+    return isinstance(emits, bool) and _is_whole(first) and _is_whole(second) and _is_whole(third)
 
 
 def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= _MOST
+    return type(value) is int and -_MOST <= value <= _MOST
 
 
 def _is_finish(value: object) -> bool:
@@ -105,8 +108,12 @@ def _each(words: str, fits: Callable[[object], bool]) -> _Form:
     """A sequence, all of whose items fit."""
     return _Form(
         f"a tuple of {words}",
-        lambda value: isinstance(value, Sequence) and not isinstance(value, str) and all(map(fits, value)),
+        lambda value: value == () or (isinstance(value, Sequence) and _are(fits, value)),
     )
+
+
+def _are(fits: Callable[[object], bool], items: Sequence[object]) -> bool:
+    return not isinstance(items, str) and all(map(fits, items))
 
 
 _COUNT = _Form("a whole number of at least 0", _is_count)

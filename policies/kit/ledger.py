@@ -139,8 +139,8 @@ class Ledger:
         self._join(plan.joins, tables)
         self._grant(plan.grants, tables)
         self._reject(plan.rejected)
-        _check_once("batch_order has", [row.id for row in order])
-        _check_once("chunks hold", [chunk.id for chunk in plan.chunks])
+        _check_once("batch_order has", order)
+        _check_once("chunks hold", plan.chunks)
         for row in order:
             self._check_row(row, tables)
         self._check_ended(tables, {row.id for row in order})
@@ -392,8 +392,9 @@ def _check_chunk(chunk: Chunk, entry: _Entry) -> None:
         )
 
 
-def _check_once(what: str, ids: Sequence[RequestId]) -> None:
-    if len(set(ids)) != len(ids):
+def _check_once(what: str, rows: Sequence[BatchRow] | Sequence[Chunk]) -> None:
+    if len({row[0] for row in rows}) != len(rows):
+        ids = [row.id for row in rows]
         doubled = next(request_id for request_id in ids if ids.count(request_id) > 1)
         raise RuleBroken(Rule.PLACE, f"{what} request {doubled} twice in one step; a request has one place in a step")
 
