@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from policies.core.plan import BatchRow, Chunk, Decode, Finish, Grant, Horizon, Idle, Queues, StepPlan, StepResult
 from policies.core.request import Request, RequestId
+from policies.kit.entry import Entry
 from policies.kit.forms import ENDS, shown
 from policies.kit.rules import Rule, RuleBroken
 
@@ -21,19 +22,6 @@ _MAX_FRUITLESS_WAKES = 10_000
 _GRANTS = "pass grants=self.decode.grant() to make_plan"
 
 
-class _Entry:
-    """One request: ``known`` tokens, of which ``computed`` have KV. ``held`` blocks are those that plans told of while
-    it is in the batch, None outside of it. It ``decodes`` after its first token. Only one that ``may_share`` content
-    finds a cached prefix."""
-
-    def __init__(self, request: Request, *, may_share: bool) -> None:
-        self.may_share = may_share
-        self.prompt_tokens = self.known = request.prompt_tokens
-        self.computed = 0
-        self.decodes = False
-        self.held: int | None = None
-
-
 class Ledger:
     """Holds each plan against the ones before it; RuleBroken names rule and request, what is wrong, and the remedy.
 
@@ -43,9 +31,9 @@ class Ledger:
     def __init__(self, block_size: int, *, caches_prefixes: bool) -> None:
         self.step = 0
         self._block_size, self._caches_prefixes = block_size, caches_prefixes
-        self._live: dict[RequestId, _Entry] = {}
-        self._ended: dict[RequestId, _Entry] = {}
-        self._in_batch: dict[RequestId, _Entry] = {}
+        self._live: dict[RequestId, Entry] = {}
+        self._ended: dict[RequestId, Entry] = {}
+        self._in_batch: dict[RequestId, Entry] = {}
         self._order: list[BatchRow] = []
         self._chunks: dict[RequestId, Chunk] = {}
         self._begun = 0
@@ -63,7 +51,7 @@ class Ledger:
     def arrive(self, request: Request) -> None:
         """A request was handed over."""
         self._fruitless_wakes = 0
-        self._live[request.id] = _Entry(request, may_share=self._caches_prefixes and bool(request.segments))
+        self._live[request.id] = Entry(request, may_share=self._caches_prefixes and bool(request.segments))
         if self._promise[1].arrivals_matter:
             self._quiet_until = 0
 
@@ -79,12 +67,12 @@ class Ledger:
         """Blocks came free."""
         self._quiet_until = self._fruitless_wakes = 0
 
-    def _end(self, request_id: RequestId, entry: _Entry) -> None:
+    def _end(self, request_id: RequestId, entry: Entry) -> None:
         del self._live[request_id]
         self._ended[request_id] = entry
         self._empty_plans = self._fruitless_wakes = 0  # fewer wait
 
-    def _check_output(self, request_id: RequestId, entry: _Entry, said: int, where: str) -> None:
+    def _check_output(self, request_id: RequestId, entry: Entry, said: int, where: str) -> None:
         made = entry.known - entry.prompt_tokens
         if said != made:
             raise RuleBroken(
@@ -183,7 +171,7 @@ class Ledger:
                 )
             self._hold(request_id, entry, blocks, tables)
 
-    def _hold(self, request_id: RequestId, entry: _Entry, blocks: Sequence[int], tables: Tables) -> None:
+    def _hold(self, request_id: RequestId, entry: Entry, blocks: Sequence[int], tables: Tables) -> None:
         """A plan told of further blocks: they are those of the table."""
         before = entry.held or 0
         entry.held = before + len(blocks)
@@ -207,7 +195,7 @@ class Ledger:
             self._end(request_id, entry)
             self._check_output(request_id, entry, num_output_tokens, "rejected states")
 
-    def _entry(self, request_id: RequestId, does: str) -> _Entry:
+    def _entry(self, request_id: RequestId, does: str) -> Entry:
         entry = self._live.get(request_id)
         if entry is None:
             what = "has ended" if request_id in self._ended else "is not among the unfinished ones"
@@ -240,7 +228,7 @@ class Ledger:
                 " put its blocks at entry into joins and all later ones into grants",
             )
         if chunk is not None:
-            _check_chunk(chunk, entry)
+            entry.check_chunk(chunk)
         elif context != entry.computed or entry.computed + 1 != entry.known:
             raise RuleBroken(
                 Rule.CHUNKS,
@@ -367,29 +355,6 @@ class Ledger:
             self._quiet_until = 0
             if finish.id in self._live:
                 self._end(finish.id, self._live[finish.id])
-
-
-def _check_chunk(chunk: Chunk, entry: _Entry) -> None:
-    request_id, start, num_tokens, emits = chunk
-    end = start + num_tokens
-    if start != entry.computed:
-        raise RuleBroken(
-            Rule.CHUNKS,
-            f"a chunk of request {request_id} starts at token {start} and {entry.computed} are computed;"
-            " start at row.num_computed_tokens and raise that by each chunk",
-        )
-    if num_tokens < 1 or end > entry.known:
-        raise RuleBroken(
-            Rule.CHUNKS,
-            f"a chunk of request {request_id} goes to token {end} and {entry.known} are known;"
-            " end it at row.num_tokens",
-        )
-    if emits != (end == entry.known):
-        raise RuleBroken(
-            Rule.CHUNKS,
-            f"a chunk of request {request_id} ends at token {end} of {entry.known} and says emits={emits};"
-            " it emits if and only if it ends at row.num_tokens",
-        )
 
 
 def _check_once(what: str, rows: Sequence[BatchRow] | Sequence[Chunk]) -> None:
