@@ -60,8 +60,8 @@ def test_a_field_of_a_plan_that_is_of_no_use(change: str) -> None:
 
 
 RETURNS = {
-    "schedule(self, now_s): return self.idle(None)": "step 0: Idle has reason = None; give a text,",
-    "schedule(self, now_s): return self.idle('blocked', wake_at_s='soon')": "give a time in seconds or None",
+    "schedule(self, now_s): return Idle(None)": "step 0: Idle has reason = None; give a text,",
+    "schedule(self, now_s): return Idle('blocked', wake_at_s='soon')": "give a time in seconds or None",
     "schedule(self, now_s): return self.idle('blocked', wake_at_s=now_s + 1e-9)": (
         "step 0: request 0 waits, and 10,000 times in a row the policy asks to be called again"
     ),
@@ -95,7 +95,7 @@ def test_methods_that_only_some_runs_call() -> None:
     )
 
 
-@pytest.mark.parametrize("change", ["self.kv.tables[0] = 5", "self.kv.pool = None"])
+@pytest.mark.parametrize("change", ["self.kv.tables[0] = 5", "self.kv.tables[0] = 'none'"])
 def test_memory_that_the_class_has_broken(change: str) -> None:
     body = f"def schedule(self, now_s):\n    plan = super().schedule(now_s)\n    {change}\n    return plan\n"
     assert "self.kv cannot be read any more (" in said(body)
