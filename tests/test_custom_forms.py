@@ -95,7 +95,7 @@ def test_methods_that_only_some_runs_call() -> None:
     )
 
 
-@pytest.mark.parametrize("change", ["self.kv.tables[0] = 5", "self.kv.tables[0] = None"])
+@pytest.mark.parametrize("change", ["self.kv.tables[0] = 5", "self.kv.tables[0] = 0.5"])
 def test_memory_that_the_class_has_broken(change: str) -> None:
     body = f"def schedule(self, now_s):\n    plan = super().schedule(now_s)\n    {change}\n    return plan\n"
     assert "self.kv cannot be read any more (" in said(body)
