@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 from textwrap import indent
+from time import sleep
 
 import pytest
 
 from policies.kit import hang
+from policies.kit.forms import ENDS, LIMITS
+from sim.report.words import CAUSES, SHORT_CAUSES
 from tests.command import batchscope, chat, message_of, settings
 from tests.examples import shortest_prompt_first
+from traces.record.schema import outcome
 
 CODE = Path(shortest_prompt_first.__file__).read_text(encoding="utf-8")
 PLAN = """
@@ -134,10 +138,14 @@ def test_a_call_that_never_comes_back_ends_the_run(monkeypatch: pytest.MonkeyPat
     )
 
 
-def test_a_slow_simulation_is_no_hang(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hang, "RUN_PATIENCE_S", 0.001)
-    Path("own.py").write_text(f"{CODE}\nOwn = ShortestPromptFirst\n", encoding="utf-8")
-    assert batchscope(*RUN).summary["requests"]["finished"] == 12
+def test_time_outside_of_calls_is_no_hang() -> None:
+    with hang.ends_hangs("own.py:Own", patience_s=0.02):
+        sleep(0.1)  # as a simulation that is slow between the calls of a policy
+
+
+def test_what_a_policy_may_say_is_what_records_and_pages_know() -> None:
+    assert set(LIMITS) == CAUSES.keys() == SHORT_CAUSES.keys()
+    assert {outcome(reason) for reason in ENDS} == {"rejected", "failed"}
 
 
 def test_a_name_that_a_class_uses_for_something_else() -> None:
